@@ -1,0 +1,1 @@
+//! The Leasehold contract as named cases, and a harness that lists leftovers.

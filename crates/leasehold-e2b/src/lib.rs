@@ -1,0 +1,1 @@
+//! Typed async client for E2B-compatible endpoints, and Leasehold's driver for them.

@@ -1,0 +1,1 @@
+//! Linux engines and snapshot storage of Leasehold: namespaces, overlay layers, cgroups.

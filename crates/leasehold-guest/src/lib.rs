@@ -1,1 +1,9 @@
 //! The daemon inside a Leasehold sandbox: PID 1, processes, files; speaks envd and shellctl. Linux only.
+//!
+//! Threads and blocking I/O throughout, no event loop: see `http` for why.
+
+pub mod clock;
+pub mod http;
+mod identity;
+
+pub use identity::{AccessToken, Boot, Identity, IdentityError};

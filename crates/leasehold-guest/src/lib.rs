@@ -2,6 +2,7 @@
 //!
 //! Threads and blocking I/O throughout, no event loop: see `http` for why.
 
+pub mod boot;
 pub mod clock;
 pub mod http;
 mod identity;

@@ -26,6 +26,8 @@
 //! | --- | --- | --- |
 //! | `client` | no | the async client; brings an HTTP stack |
 
+#[cfg(feature = "client")]
+pub mod client;
 mod error;
 mod id;
 pub mod limits;

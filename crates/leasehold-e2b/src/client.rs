@@ -221,6 +221,26 @@ impl Client {
         self.page(operation, self.url(operation, &["snapshots"])?, &query.pairs()).await
     }
 
+    /// All snapshots that match, page after page.
+    ///
+    /// # Errors
+    /// As [`Client::list_snapshots`]; `Decode` when the endpoint names the same page twice.
+    pub async fn list_all_snapshots(&self, query: &SnapshotQuery) -> Result<Vec<SnapshotInfo>, ClientError> {
+        let mut query = query.clone();
+        let mut all = Vec::new();
+        loop {
+            let page = self.list_snapshots(&query).await?;
+            all.extend(page.items);
+            if page.next.is_none() {
+                return Ok(all);
+            }
+            if page.next == query.next {
+                return Err(ClientError::decode("list snapshots", "the next page is the same page", &[]));
+            }
+            query.next = page.next;
+        }
+    }
+
     /// Deletes a snapshot.
     ///
     /// # Errors

@@ -10,11 +10,13 @@
 //! | `hickory-dns` | no | names are looked up by hickory, needed in a static glibc binary |
 
 mod client;
+mod dataplane;
 pub mod driver;
 mod error;
 mod files;
 mod options;
 mod process;
+mod provider;
 mod rpc;
 mod sandbox;
 mod wire;
@@ -26,6 +28,7 @@ pub use options::{ClientOptions, DEFAULT_DOMAIN};
 pub use process::{
     EndEvent, Output, Process, ProcessInfo, ProcessInput, ProcessSpec, Processes, PtySize, Selector, Signal,
 };
+pub use provider::ProviderSandbox;
 pub use sandbox::{Endpoint, Sandbox, TRAFFIC_TOKEN_HEADER};
 pub use wire::{NewSandbox, Page, PauseMode, SandboxInfo, SandboxQuery, SandboxState, SnapshotInfo, SnapshotQuery};
 

@@ -22,6 +22,7 @@ mod sandbox;
 mod wire;
 
 pub use client::Client;
+pub use driver::{Driver, DriverConfig, E2bLease};
 pub use error::{ClientError, ClientErrorKind};
 pub use files::{FileReader, Files};
 pub use options::{ClientOptions, DEFAULT_DOMAIN};

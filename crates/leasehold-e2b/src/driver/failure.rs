@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold::{BoxError, Effect, clean_message};
 
@@ -109,21 +110,29 @@ impl SeamErrorKind {
     }
 }
 
+/// The most bytes of a cause's text that are kept (chosen: far above what is shown, so that a secret is never cut before it is redacted).
+const MAX_KEPT_BYTES: usize = 16 * 1024;
+
 /// Why one request failed.
 ///
-/// The message is the first cause's own text; it is made fit for logs here (capped, control characters escaped), and must hold no secret.
-#[derive(Debug, Clone)]
+/// The message is the first cause's own text. It is shown capped, with control characters escaped and E2B keys redacted.
+#[derive(Clone)]
 pub struct SeamError {
     kind: SeamErrorKind,
     effect: Effect,
+    text: String,
     message: String,
+    retry_after: Option<Duration>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl SeamError {
     /// A failure, with the effect that its kind implies.
-    pub fn new(kind: SeamErrorKind, message: impl AsRef<str>) -> Self {
-        Self { kind, effect: kind.default_effect(), message: clean_message(message.as_ref()), source: None }
+    pub fn new(kind: SeamErrorKind, text: impl Into<String>) -> Self {
+        let mut text: String = text.into();
+        text.truncate(text.floor_char_boundary(MAX_KEPT_BYTES));
+        let message = clean_message(&redact(&text, None));
+        Self { kind, effect: kind.default_effect(), text, message, retry_after: None, source: None }
     }
 
     /// States what the transport knows better than the kind.
@@ -133,7 +142,14 @@ impl SeamError {
         self
     }
 
-    /// Keeps the cause.
+    /// Keeps how long the other side asked us to wait.
+    #[must_use]
+    pub fn with_retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// Keeps the cause, which must hold no secret.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
         self.source = Some(Arc::from(source.into()));
@@ -152,16 +168,48 @@ impl SeamError {
         self.effect
     }
 
-    /// The first cause's own text.
+    /// The first cause's own text, fit for one line.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
+    }
+
+    /// How long the other side asked us to wait, if it did.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// The same failure without this secret in it. A cause that shows the secret is dropped.
+    pub(super) fn redacted(mut self, secret: Option<&str>) -> Self {
+        let Some(secret) = secret else { return self };
+        self.message = clean_message(&redact(&self.text, Some(secret)));
+        self.text = redact(&self.text, Some(secret));
+        let mut cause = self.source.as_ref().map(|source| source.as_ref() as &dyn std::error::Error);
+        while let Some(error) = cause {
+            if error.to_string().contains(secret) {
+                self.source = None;
+                break;
+            }
+            cause = error.source();
+        }
+        self
+    }
+}
+
+impl fmt::Debug for SeamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SeamError")
+            .field("kind", &self.kind)
+            .field("effect", &self.effect)
+            .field("message", &self.message)
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Display for SeamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        write!(f, "{}: {}", self.kind.exception_type(), self.message)
     }
 }
 
@@ -169,4 +217,27 @@ impl std::error::Error for SeamError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_ref().map(|source| source.as_ref() as &(dyn std::error::Error + 'static))
     }
+}
+
+/// Hides a known secret, and whatever has the form of an E2B key (`e2b_` and at least 16 letters or digits).
+fn redact(text: &str, secret: Option<&str>) -> String {
+    const HIDDEN: &str = "[redacted]";
+    const PREFIX: &str = "e2b_";
+    const SHORTEST_KEY: usize = 16;
+    let known = match secret {
+        Some(secret) if !secret.is_empty() => text.replace(secret, HIDDEN),
+        _ => text.to_owned(),
+    };
+    let mut shown = String::with_capacity(known.len());
+    let mut rest = known.as_str();
+    while let Some(at) = rest.find(PREFIX) {
+        let (before, key) = rest.split_at(at);
+        let after = key[PREFIX.len()..].trim_start_matches(|character: char| character.is_ascii_alphanumeric());
+        let length = key.len() - PREFIX.len() - after.len();
+        shown.push_str(before);
+        shown.push_str(if length >= SHORTEST_KEY { HIDDEN } else { &key[..PREFIX.len() + length] });
+        rest = after;
+    }
+    shown.push_str(rest);
+    shown
 }

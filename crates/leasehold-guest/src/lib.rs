@@ -4,7 +4,12 @@
 
 pub mod boot;
 pub mod clock;
+pub mod environment;
 pub mod http;
 mod identity;
+pub mod process;
+pub mod supervise;
+mod sys;
+pub mod users;
 
 pub use identity::{AccessToken, Boot, Identity, IdentityError};

@@ -1,13 +1,22 @@
-//! The guest binary: one file, several modes, chosen by the first argument.
+//! The guest's binary. Its first argument is the mode: `launch` (outside, makes the sandbox), `init` (PID 1 inside), `supervise` (one
+//! per job).
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match std::env::args_os().nth(1).as_deref().and_then(|mode| mode.to_str()) {
-        Some("launch") => leasehold_guest::boot::launch(),
+    let mode = std::env::args_os().nth(1).unwrap_or_default();
+    let result = match mode.to_str() {
+        Some("supervise") => leasehold_guest::supervise::main(),
         _ => {
-            eprintln!("usage: leasehold-guest launch");
-            ExitCode::from(2)
+            eprintln!("usage: leasehold-guest launch|init|supervise (started by the engine, not by hand)");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("leasehold-guest: {error}");
+            ExitCode::FAILURE
         }
     }
 }

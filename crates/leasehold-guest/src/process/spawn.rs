@@ -1,0 +1,182 @@
+//! Starting a process: streams, supervisor, plan, and the first report.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio as CommandStdio};
+use std::sync::Arc;
+use std::thread;
+
+use rustix::fs::{Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, ptsname, unlockpt};
+
+use super::Reaping;
+use super::feed::Subscription;
+use super::input::Target;
+use super::pump::{Pump, Stream};
+use super::running::{About, Process, winsize};
+use super::spec::{PtySize, Source, Stage, StartError, StartSpec, Stdin, Stdio};
+use super::wire::{Plan, RECORD_BYTES, Report};
+
+/// Stack of a process's thread in bytes. Only touched pages count.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Our ends of a process's streams, and those that it gets.
+struct Streams {
+    input: Target,
+    output: Vec<Stream>,
+    theirs: Vec<OwnedFd>,
+}
+
+pub(super) fn start(
+    guest: &Path,
+    reaping: Reaping,
+    open_files: u64,
+    spec: StartSpec,
+) -> Result<(Arc<Process>, Subscription), StartError> {
+    let program = spec.program.clone();
+    try_start(guest, reaping, open_files, spec).map_err(|(stage, source)| StartError { stage, program, source })
+}
+
+fn try_start(
+    guest: &Path,
+    reaping: Reaping,
+    open_files: u64,
+    spec: StartSpec,
+) -> Result<(Arc<Process>, Subscription), (Stage, io::Error)> {
+    let preparing = |error: io::Error| (Stage::Supervisor, error);
+    let streams = match spec.stdio {
+        Stdio::Pipes { stdin } => make_pipes(stdin),
+        Stdio::Pty(size) => make_terminal(size, &spec),
+    };
+    let streams = streams.map_err(|error| (Stage::Stdio, error.into()))?;
+    let (control, theirs) = UnixStream::pair().map_err(preparing)?;
+    let supervisor = Command::new(guest)
+        .arg("supervise")
+        .env_clear()
+        .stdin(OwnedFd::from(theirs))
+        // The supervisor's own complaints go where the guest's go.
+        .stdout(CommandStdio::inherit())
+        .stderr(CommandStdio::inherit())
+        .spawn()
+        .map_err(preparing)?;
+    let supervisor = Supervisor { child: (reaping == Reaping::ByProcess).then_some(supervisor) };
+
+    let stdin = matches!(streams.input, Target::Pipe(_));
+    let fds: Vec<BorrowedFd<'_>> = streams.theirs.iter().map(AsFd::as_fd).collect();
+    plan(&spec, stdin, open_files).send(&control, &fds).map_err(preparing)?;
+    drop(streams.theirs);
+    let pid = first_report(&control)?;
+
+    let about = About { program: spec.program, args: spec.args, cwd: spec.cwd, tag: spec.tag, face: spec.face };
+    let process = Process::new(pid, about, control, streams.input).map_err(preparing)?;
+    let subscription = process.subscribe().map_err(preparing)?;
+    let process = Arc::new(process);
+    let pump = Pump::new(Arc::clone(&process), streams.output, spec.sink, spec.drain);
+    thread::Builder::new()
+        .name("process".into())
+        .stack_size(STACK_BYTES)
+        .spawn(move || {
+            pump.run();
+            drop(supervisor);
+        })
+        // Dropping the process closes the supervisor's socket, upon which it ends the job.
+        .map_err(preparing)?;
+    Ok((process, subscription))
+}
+
+/// Takes the supervisor's exit status when dropped, unless the reaper does that.
+struct Supervisor {
+    child: Option<Child>,
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Its socket is closed on both sides or it has reported its end, so it is about to leave.
+            child.wait().ok();
+        }
+    }
+}
+
+fn plan(spec: &StartSpec, stdin: bool, open_files: u64) -> Plan {
+    let bytes = |text: &OsString| text.as_bytes().to_vec();
+    Plan {
+        program: bytes(&spec.program),
+        args: std::iter::once(&spec.program).chain(&spec.args).map(bytes).collect(),
+        env: spec.env.iter().map(|(name, value)| [name.as_bytes(), value.as_bytes()].join(&b'=')).collect(),
+        cwd: spec.cwd.as_os_str().as_bytes().to_vec(),
+        uid: spec.user.uid,
+        gid: spec.user.gid,
+        groups: spec.user.groups.clone(),
+        pty: matches!(spec.stdio, Stdio::Pty(_)),
+        stdin,
+        open_files,
+    }
+}
+
+fn first_report(mut control: &UnixStream) -> Result<u32, (Stage, io::Error)> {
+    let mut bytes = [0; RECORD_BYTES];
+    control.read_exact(&mut bytes).map_err(|error| (Stage::Supervisor, error))?;
+    match Report::decode(&bytes) {
+        Some(Report::Started { pid }) => {
+            u32::try_from(pid).map_err(|_| (Stage::Supervisor, io::ErrorKind::InvalidData.into()))
+        }
+        Some(Report::Failed { stage, errno }) => Err((stage, io::Error::from_raw_os_error(errno))),
+        _ => Err((Stage::Supervisor, io::ErrorKind::InvalidData.into())),
+    }
+}
+
+/// Makes reading and writing on our side of a stream never block.
+fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+fn make_pipes(stdin: Stdin) -> Result<Streams, Errno> {
+    let mut theirs = Vec::with_capacity(3);
+    let input = match stdin {
+        Stdin::Null => Target::Null,
+        Stdin::Pipe => {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+            theirs.push(read);
+            Target::Pipe(std::sync::Mutex::new(Some(Arc::new(nonblocking(write)?))))
+        }
+    };
+    let mut output = Vec::with_capacity(2);
+    for source in [Source::Stdout, Source::Stderr] {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        theirs.push(write);
+        output.push(Stream { source, fd: Arc::new(nonblocking(read)?) });
+    }
+    Ok(Streams { input, output, theirs })
+}
+
+fn make_terminal(size: PtySize, spec: &StartSpec) -> Result<Streams, Errno> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let theirs = match ioctl_tiocgptpeer(&ours, flags) {
+        Ok(theirs) => theirs,
+        // Kernels without TIOCGPTPEER: by name, which means the same as long as one devpts is mounted.
+        Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
+            let name = ptsname(&ours, Vec::new())?;
+            rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?
+        }
+        Err(error) => return Err(error),
+    };
+    // Programs open their terminal by name too (tmux, ssh); without the right to give it away they cannot, that is all.
+    let (uid, gid) = (Uid::from_raw(spec.user.uid), Gid::from_raw(spec.user.gid));
+    rustix::fs::fchown(&theirs, Some(uid), Some(gid)).ok();
+    rustix::termios::tcsetwinsize(&ours, winsize(size))?;
+    let ours = Arc::new(nonblocking(ours)?);
+    let output = vec![Stream { source: Source::Pty, fd: Arc::clone(&ours) }];
+    Ok(Streams { input: Target::Terminal(ours), output, theirs: vec![theirs] })
+}

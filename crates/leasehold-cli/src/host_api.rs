@@ -61,10 +61,12 @@ impl HostApi {
     pub(crate) async fn call<T: DeserializeOwned>(&self, method: Method, path: &str) -> anyhow::Result<T> {
         let response = self.send(method, path).await?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await.map_err(anyhow::Error::from_boxed);
+        let body =
+            Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await.map_err(anyhow::Error::from_boxed);
         let body = body.with_context(|| format!("the host's answer to {path} broke off"))?.to_bytes();
         if !status.is_success() {
-            let message = serde_json::from_slice::<ErrorBody>(&body).map_or_else(|_| status.to_string(), |body| body.message);
+            let message =
+                serde_json::from_slice::<ErrorBody>(&body).map_or_else(|_| status.to_string(), |body| body.message);
             bail!("{message}");
         }
         let body: &[u8] = if status == StatusCode::NO_CONTENT || body.is_empty() { b"null" } else { &body };

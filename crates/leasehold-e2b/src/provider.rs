@@ -19,6 +19,14 @@ pub struct ProviderSandbox {
     files: Files,
 }
 
+impl ProviderSandbox {
+    /// The client's own handle: processes, streams, and what else the seam does not have.
+    #[must_use]
+    pub fn handle(&self) -> &Sandbox {
+        &self.sandbox
+    }
+}
+
 impl From<Sandbox> for ProviderSandbox {
     fn from(sandbox: Sandbox) -> Self {
         let files = sandbox.files();

@@ -125,7 +125,7 @@ impl<C: ControlPlane> Driver<C> {
     /// # Repeating
     /// A lease that was released before is left as it is.
     pub fn detach(&self, lease: E2bLease<C>) {
-        drop(self.inner.leases.take(lease.id));
+        drop(self.inner.leases.take(lease.id()));
     }
 
     /// Takes no more work, releases all leases, and waits for the driver's tasks at most `deadline`.

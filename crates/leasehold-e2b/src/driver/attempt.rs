@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use leasehold::retry::Decision;
+use leasehold::retry::{Decision, GiveUp};
 use leasehold::{Effect, ErrorKind, RuntimeError};
 use tokio_util::sync::CancellationToken;
 
@@ -50,7 +50,9 @@ where
         let decision = rule.decide(&error, attempts);
         match decision {
             Decision::RetryAfter(delay) if !left.is_some_and(CancellationToken::is_cancelled) => {
-                record::retrying(rule, subject, attempts, &error);
+                if rule.logs_retries() {
+                    record::retrying(rule, subject, attempts, &error);
+                }
                 tokio::time::sleep(delay).await;
                 if left.is_some_and(CancellationToken::is_cancelled) {
                     return Err(Failed { error, attempts, effect });
@@ -58,7 +60,7 @@ where
                 attempts += 1;
             }
             _ => {
-                if rule.logs_exhaustion(decision) {
+                if rule.logs_retries() && decision == Decision::GiveUp(GiveUp::AttemptsSpent) {
                     record::exhausted(rule, subject, attempts, &error);
                 }
                 return Err(Failed { error, attempts, effect });

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use leasehold::ErrorKind;
-use leasehold::retry::{Decision, Failure, GiveUp, Repeat, RetryPolicy};
+use leasehold::retry::{Decision, Failure, Repeat, RetryPolicy};
 
 use super::failure::{SeamError, SeamErrorKind};
 
@@ -298,10 +298,10 @@ impl Rule {
         self.policy.decide(Repeat::Safe, failure, attempt, Duration::ZERO, self.policy.delay_after(attempt))
     }
 
-    /// Whether a record says that this call's attempts ran out.
+    /// Whether retries of this call, and running out of them, are events worth a record.
     #[must_use]
-    pub fn logs_exhaustion(&self, decision: Decision) -> bool {
-        self.retry_on == RetryOn::ControlSet && decision == Decision::GiveUp(GiveUp::AttemptsSpent)
+    pub fn logs_retries(&self) -> bool {
+        self.retry_on == RetryOn::ControlSet
     }
 
     /// The kind that a failure of this call is raised as. None = it is not raised.

@@ -26,6 +26,10 @@ fn kind_of(error: &reqwest::Error) -> TransportKind {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(cause) = next {
         verdict = kind_of_cause(cause).or(verdict);
+        if verdict == Some(TransportKind::RequestBody) {
+            // What lies below is the caller's own failure, not the connection's.
+            break;
+        }
         next = cause.source();
     }
     // An error without a known cause is the library's own (a redirect loop): the answer made no sense to it.

@@ -23,10 +23,12 @@ pub(crate) fn client_config(roots: bool) -> Result<ClientConfig, TransportError>
         }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("ring supports the default protocol versions")
         .with_root_certificates(store)
         .with_no_client_auth();
+    // The HTTP library offers no protocols on a configuration that was made elsewhere.
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }

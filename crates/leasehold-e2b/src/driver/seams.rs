@@ -150,6 +150,18 @@ pub struct DataPlaneTarget {
     pub traffic_token: String,
 }
 
+impl DataPlaneTarget {
+    /// A target whose traffic token is not empty.
+    pub fn new(
+        sandbox_id: impl Into<String>,
+        host: impl Into<String>,
+        port: u16,
+        traffic_token: impl Into<String>,
+    ) -> Self {
+        Self { sandbox_id: sandbox_id.into(), host: host.into(), port, traffic_token: traffic_token.into() }
+    }
+}
+
 impl fmt::Debug for DataPlaneTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DataPlaneTarget")

@@ -5,6 +5,7 @@
 pub mod boot;
 pub mod clock;
 pub mod environment;
+pub mod files;
 pub mod http;
 mod identity;
 pub mod process;

@@ -1,5 +1,7 @@
 //! What the client sends, byte by byte, and what it makes of the answers.
 
+#![expect(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
 mod support;
 
 use std::collections::BTreeMap;

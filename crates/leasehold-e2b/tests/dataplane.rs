@@ -1,5 +1,7 @@
 //! The data plane of the real client: which credentials travel, and what closing does.
 
+#![expect(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
 mod support;
 
 use std::time::Duration;

@@ -1,91 +1,15 @@
 //! The table of failures on real sockets: what the other side does → kind, requests that it saw, text.
 
+#![expect(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
 mod support;
 
 use std::time::Duration;
 
 use leasehold_e2b::{Client, ClientError, ClientErrorKind, NewSandbox, PauseMode, Timeouts, TransportKind};
+use support::faults::{READ, REMOTE_PROTOCOL, WRITE, rows};
 use support::{KEY, Server, Step, refused_url, short};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-/// One row: a server's behaviour, and what the client makes of it.
-struct Row {
-    name: &'static str,
-    step: Step,
-    kinds: &'static [ClientErrorKind],
-    message: &'static str,
-}
-
-const READ: ClientErrorKind = ClientErrorKind::Transport(TransportKind::Read);
-const WRITE: ClientErrorKind = ClientErrorKind::Transport(TransportKind::Write);
-const READ_TIMEOUT: ClientErrorKind = ClientErrorKind::Transport(TransportKind::ReadTimeout);
-const REMOTE_PROTOCOL: ClientErrorKind = ClientErrorKind::Transport(TransportKind::RemoteProtocol);
-
-fn rows() -> Vec<Row> {
-    let row = |name, step, kinds, message| Row { name, step, kinds, message };
-    let error = |status: u16, message: &str| format!(r#"{{"code":{status},"message":"{message}"}}"#);
-    let chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".as_slice();
-    vec![
-        // The kernel decides whether the write or the read meets the reset first.
-        row("reset before the request was read", Step::ResetUnread, &[READ, WRITE], ""),
-        row("reset after the request was read", Step::WriteThenReset(vec![]), &[READ], "reset"),
-        row("closed after the request was read", Step::Write(vec![]), &[REMOTE_PROTOCOL], "before message completed"),
-        row("closed within the head", Step::Write(vec![b"HTTP/1.1 200 OK\r\nx".to_vec()]), &[REMOTE_PROTOCOL], ""),
-        row("stalled before the head", Step::WriteThenStall(vec![]), &[READ_TIMEOUT], "300ms"),
-        row(
-            "stalled within the body",
-            Step::WriteThenStall(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()),
-            &[READ_TIMEOUT],
-            "300ms",
-        ),
-        row(
-            "truncated body",
-            Step::Write(vec![b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()]),
-            &[READ],
-            "",
-        ),
-        row("truncated chunked body", Step::Write(vec![[chunked, b"9\r\n{"].concat()]), &[READ], ""),
-        row(
-            "reset within the body",
-            Step::WriteThenReset(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()),
-            &[READ],
-            "reset",
-        ),
-        row("garbage", Step::Write(vec![b"\x15\x03\x01garbage\r\n\r\n".to_vec()]), &[REMOTE_PROTOCOL], "parse"),
-        row("garbage as chunk size", Step::Write(vec![[chunked, b"zz\r\n"].concat()]), &[REMOTE_PROTOCOL], "chunk"),
-        row("400", Step::json(400, &error(400, "bad")), &[ClientErrorKind::Status], "HTTP 400: bad"),
-        row("401", Step::json(401, &error(401, "no key")), &[ClientErrorKind::Status], "HTTP 401: no key"),
-        row("404 with a body", Step::json(404, &error(404, "gone")), &[ClientErrorKind::NotFound], "HTTP 404: gone"),
-        row("404 without a body", Step::answer(404, &[], ""), &[ClientErrorKind::Status], "HTTP 404"),
-        row("404 of a proxy", Step::answer(404, &[], "<h1>no\n</h1>"), &[ClientErrorKind::Status], r"<h1>no\n</h1>"),
-        row("404 with code as text", Step::json(404, r#"{"code":"404"}"#), &[ClientErrorKind::Status], "HTTP 404"),
-        row(
-            "404 with a truncated body",
-            Step::Write(vec![b"HTTP/1.1 404 No\r\ncontent-length: 99\r\n\r\n{\"code\":404".to_vec()]),
-            &[ClientErrorKind::Status],
-            "HTTP 404: (body unreadable",
-        ),
-        row("409", Step::json(409, &error(409, "busy")), &[ClientErrorKind::Status], "HTTP 409: busy"),
-        row("429", Step::json(429, &error(429, "slow")), &[ClientErrorKind::Status], "HTTP 429: slow"),
-        row("500", Step::json(500, &error(500, "oops")), &[ClientErrorKind::Status], "HTTP 500: oops"),
-        row(
-            "502 of the edge",
-            Step::json(502, r#"{"sandboxId":"a","message":"The sandbox was not found","code":502}"#),
-            &[ClientErrorKind::Status],
-            "HTTP 502: The sandbox was not found",
-        ),
-        row("503", Step::answer(503, &[("retry-after", "7")], ""), &[ClientErrorKind::Status], "HTTP 503"),
-        row("malformed JSON", Step::json(200, "{\"sandboxID\":"), &[ClientErrorKind::Decode], "EOF"),
-        row("JSON of another shape", Step::json(200, "[1]"), &[ClientErrorKind::Decode], ""),
-        row(
-            "redirect to another origin",
-            Step::answer(307, &[("location", "http://127.0.0.2:1/v2/sandboxes")], ""),
-            &[ClientErrorKind::Status],
-            "another origin",
-        ),
-        row("redirect to itself", Step::answer(302, &[("location", "/x")], ""), &[REMOTE_PROTOCOL], "redirect"),
-    ]
-}
 
 #[tokio::test]
 async fn every_failure_has_its_kind_and_is_not_repeated() {

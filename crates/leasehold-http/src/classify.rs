@@ -22,6 +22,9 @@ fn kind_of(error: &reqwest::Error) -> TransportKind {
         // The client's own time-outs are off (ours know the phase): this is the kernel giving up on a silent peer.
         return TransportKind::ReadTimeout;
     }
+    if error.is_redirect() {
+        return TransportKind::Redirects;
+    }
     let mut verdict = None;
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(cause) = next {
@@ -32,7 +35,7 @@ fn kind_of(error: &reqwest::Error) -> TransportKind {
         }
         next = cause.source();
     }
-    // An error without a known cause is the library's own (a redirect loop): the answer made no sense to it.
+    // An error without a known cause is the library's own: the answer made no sense to it.
     verdict.unwrap_or(TransportKind::RemoteProtocol)
 }
 

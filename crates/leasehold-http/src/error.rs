@@ -9,10 +9,11 @@ use std::time::Duration;
 /// | connection refused, name not found, TLS handshake failed | `Connect` |
 /// | no connection within the connect time-out | `ConnectTimeout` |
 /// | no byte in either direction within the read time-out | `ReadTimeout` |
-/// | connection closed before a whole response head, garbage, HTTP/2 protocol error or GOAWAY, too many redirects | `RemoteProtocol` |
+/// | connection closed before a whole response head, garbage, HTTP/2 protocol error or GOAWAY | `RemoteProtocol` |
 /// | broken pipe, or writing the request was aborted | `Write` |
 /// | any other I/O failure: reset, body ends too early | `Read` |
 /// | our total deadline | `Deadline` |
+/// | more than five redirects | `Redirects` |
 /// | the caller's own body stream failed | `RequestBody` |
 /// | the request cannot be built | `Invalid` |
 /// | the body is larger than the caller allows | `TooLarge` |
@@ -33,6 +34,8 @@ pub enum TransportKind {
     RemoteProtocol,
     /// Our own total deadline passed.
     Deadline,
+    /// The other side keeps redirecting.
+    Redirects,
     /// The caller's body stream failed.
     RequestBody,
     /// The request cannot be built: bad URL, bad header.
@@ -59,6 +62,7 @@ impl TransportKind {
             Self::Write => "write failed",
             Self::RemoteProtocol => "remote protocol error",
             Self::Deadline => "deadline passed",
+            Self::Redirects => "too many redirects",
             Self::RequestBody => "request body failed",
             Self::Invalid => "invalid request",
             Self::TooLarge => "response too large",

@@ -161,7 +161,7 @@ impl Transport {
                 if !same {
                     attempt.stop()
                 } else if attempt.previous().len() > REDIRECTS {
-                    attempt.error("too many redirects")
+                    attempt.error(format!("more than {REDIRECTS}"))
                 } else {
                     attempt.follow()
                 }

@@ -1,7 +1,10 @@
 //! A server that does exactly what a test's script says, byte by byte, and remembers what it was asked.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 #![allow(clippy::allow_attributes, reason = "`expect` would fail in the file that uses all of it")]
+
+pub(crate) mod faults;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;

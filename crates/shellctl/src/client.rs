@@ -273,7 +273,7 @@ impl Client {
     /// # Errors
     /// `Transport`, `Refused` or `Decode`.
     pub async fn health(&self) -> Result<Health, ClientError> {
-        self.call(Method::GET, route::HEALTHZ, &[], None, None).await
+        self.call(Exchange::get(route::HEALTHZ.to_owned())).await
     }
 
     /// Starts a job and waits for its first output.
@@ -289,7 +289,7 @@ impl Client {
     /// When dropped the job may run; it is found by [`Client::list`].
     pub async fn run(&self, request: &RunRequest) -> Result<JobResult, ClientError> {
         request.validate()?;
-        self.call(Method::POST, route::RUN, &[], Some(encode(request)), Some(request.wait() + MARGIN)).await
+        self.call(Exchange::waiting(route::RUN.to_owned(), request, request.wait())).await
     }
 
     /// Waits for output beyond an offset, or for the end.
@@ -301,8 +301,7 @@ impl Client {
     /// Reads the same output again.
     pub async fn wait(&self, job: &JobId, request: &WaitRequest) -> Result<JobResult, ClientError> {
         request.validate()?;
-        let read = Some(request.wait() + MARGIN);
-        self.call(Method::POST, &route::wait(job), &[], Some(encode(request)), read).await
+        self.call(Exchange::waiting(route::wait(job), request, request.wait())).await
     }
 
     /// Types into a job's terminal, then waits as [`Client::wait`] does.
@@ -314,8 +313,7 @@ impl Client {
     /// Types the text again.
     pub async fn input(&self, job: &JobId, request: &InputRequest) -> Result<JobResult, ClientError> {
         request.validate()?;
-        let read = Some(request.wait() + MARGIN);
-        self.call(Method::POST, &route::input(job), &[], Some(encode(request)), read).await
+        self.call(Exchange::waiting(route::input(job), request, request.wait())).await
     }
 
     /// The end of a job's output.
@@ -323,7 +321,7 @@ impl Client {
     /// # Errors
     /// As [`Client::run`].
     pub async fn tail(&self, job: &JobId, query: &TailQuery) -> Result<JobResult, ClientError> {
-        self.call(Method::GET, &route::tail(job), &query.to_pairs(), None, None).await
+        self.call(Exchange::get(route::tail(job)).query(query.to_pairs())).await
     }
 
     /// A job's state.
@@ -331,7 +329,7 @@ impl Client {
     /// # Errors
     /// As [`Client::health`]; `job_not_found` (404).
     pub async fn get(&self, job: &JobId) -> Result<JobStatusView, ClientError> {
-        self.call(Method::GET, &route::job(job), &[], None, None).await
+        self.call(Exchange::get(route::job(job))).await
     }
 
     /// The daemon's jobs, newest first.
@@ -339,7 +337,7 @@ impl Client {
     /// # Errors
     /// As [`Client::health`].
     pub async fn list(&self, query: &ListQuery) -> Result<Vec<JobInfo>, ClientError> {
-        let list: JobList = self.call(Method::GET, route::JOBS, &query.to_pairs(), None, None).await?;
+        let list: JobList = self.call(Exchange::get(route::JOBS.to_owned()).query(query.to_pairs())).await?;
         Ok(list.jobs)
     }
 
@@ -352,8 +350,7 @@ impl Client {
     /// Harmless.
     pub async fn terminate(&self, job: &JobId, request: &TerminateRequest) -> Result<JobStatusView, ClientError> {
         request.validate()?;
-        let read = Some(request.grace() + MARGIN);
-        self.call(Method::POST, &route::terminate(job), &[], Some(encode(request)), read).await
+        self.call(Exchange::waiting(route::terminate(job), request, request.grace())).await
     }
 
     /// Forgets a job and its files.
@@ -362,9 +359,7 @@ impl Client {
     /// `job_running` (409) for a running job without `force`; `job_not_found` (404).
     pub async fn delete(&self, job: &JobId, query: &DeleteQuery) -> Result<Deleted, ClientError> {
         TerminateRequest { grace_seconds: query.grace_seconds }.validate()?;
-        let grace = Duration::from_secs_f64(query.grace_seconds);
-        let read = query.force.then(|| grace + MARGIN);
-        self.call(Method::DELETE, &route::job(job), &query.to_pairs(), None, read).await
+        self.call(Exchange::delete(job, query)).await
     }
 
     /// Closes the client and its clones: calls under way end with `Closed`, and so does every later one.
@@ -375,45 +370,31 @@ impl Client {
         self.shared.closed.send_replace(true);
     }
 
-    async fn call<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        query: &[(&'static str, String)],
-        body: Option<Bytes>,
-        read: Option<Duration>,
-    ) -> Result<T, ClientError> {
+    async fn call<T: DeserializeOwned>(&self, exchange: Exchange) -> Result<T, ClientError> {
         let mut closed = self.shared.closed.subscribe();
         // An error would mean that the sender is gone, and this borrow of the client keeps it.
         tokio::select! {
             biased; // a closed client must not send
             _ = closed.wait_for(|closed| *closed) => Err(ClientError::closed()),
-            answer = self.exchange(method, path, query, body, read) => answer,
+            answer = self.exchange(exchange) => answer,
         }
     }
 
-    async fn exchange<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        query: &[(&'static str, String)],
-        body: Option<Bytes>,
-        read: Option<Duration>,
-    ) -> Result<T, ClientError> {
+    async fn exchange<T: DeserializeOwned>(&self, exchange: Exchange) -> Result<T, ClientError> {
         let shared = &self.shared;
         let mut url = shared.base.clone();
         let base = url.path().trim_end_matches('/').to_owned();
-        url.set_path(&format!("{base}{path}"));
-        if !query.is_empty() {
-            url.query_pairs_mut().extend_pairs(query);
+        url.set_path(&format!("{base}{}", exchange.path));
+        if !exchange.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&exchange.query);
         }
-        let mut call = Call::new(method, url);
+        let mut call = Call::new(exchange.method, url);
         call.headers.clone_from(&shared.headers);
-        if let Some(body) = body {
+        if let Some(body) = exchange.body {
             call.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
             call.payload = Payload::Bytes(body);
         }
-        call.read = read;
+        call.read = exchange.read;
         call.total = Some(None);
         let failed = |error: TransportError| {
             let timeout = matches!(error.kind(), TransportKind::ConnectTimeout | TransportKind::ReadTimeout);
@@ -431,6 +412,40 @@ impl Client {
             return Err(refused(status, body.as_deref().unwrap_or_default(), &shared.secrets));
         }
         decode(&body.map_err(failed)?)
+    }
+}
+
+/// One request, before it is sent.
+#[derive(Debug)]
+struct Exchange {
+    method: Method,
+    path: String,
+    query: Vec<(&'static str, String)>,
+    body: Option<Bytes>,
+    /// Its read time-out, if it is not the client's.
+    read: Option<Duration>,
+}
+
+impl Exchange {
+    fn get(path: String) -> Self {
+        Self { method: Method::GET, path, query: Vec::new(), body: None, read: None }
+    }
+
+    fn query(mut self, query: Vec<(&'static str, String)>) -> Self {
+        self.query = query;
+        self
+    }
+
+    /// A request that the daemon may answer as late as after `wait`.
+    fn waiting(path: String, request: &impl Serialize, wait: Duration) -> Self {
+        let read = Some(wait + MARGIN);
+        Self { method: Method::POST, path, query: Vec::new(), body: Some(encode(request)), read }
+    }
+
+    /// Only a forced deletion waits, for the job's end.
+    fn delete(job: &JobId, query: &DeleteQuery) -> Self {
+        let read = query.force.then(|| query.grace() + MARGIN);
+        Self { method: Method::DELETE, path: route::job(job), query: query.to_pairs(), body: None, read }
     }
 }
 
@@ -457,5 +472,67 @@ fn refused(status: StatusCode, body: &[u8], secrets: &[Secret]) -> ClientError {
             let separator = if text.is_empty() { "" } else { ": " };
             ClientError::new(kind, "request_failed", format!("HTTP {}{separator}{text}", status.as_u16()))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(status: u16, body: &str) -> ClientError {
+        refused(StatusCode::from_u16(status).unwrap(), body.as_bytes(), &[Secret::new("traffic-token")])
+    }
+
+    #[test]
+    fn read_timeouts_follow_the_wait_in_the_daemon() {
+        let job = JobId::new("j1").unwrap();
+        let read = |exchange: Exchange| exchange.read.map(|read| read.as_secs());
+        assert_eq!(read(Exchange::get(route::HEALTHZ.to_owned())), None);
+        let run = RunRequest { timeout: 300.0, ..RunRequest::new("x") };
+        assert_eq!(read(Exchange::waiting(route::RUN.to_owned(), &run, run.wait())), Some(310));
+        let poll = WaitRequest { timeout: 0.0, ..WaitRequest::new(0) };
+        assert_eq!(read(Exchange::waiting(route::wait(&job), &poll, poll.wait())), Some(10));
+        let force = |force| DeleteQuery { force, grace_seconds: 5.0 };
+        assert_eq!(read(Exchange::delete(&job, &force(true))), Some(15));
+        assert_eq!(read(Exchange::delete(&job, &force(false))), None);
+    }
+
+    #[test]
+    fn refusals_keep_the_daemons_code_and_the_status() {
+        let error = refusal(409, r#"{"error":{"code":"job_running","message":"still at it"}}"#);
+        assert_eq!(error.known_code(), Some(ErrorCode::JobRunning));
+        assert_eq!(error.status(), Some(409));
+        assert_eq!(error.to_string(), "job_running: still at it");
+        let error = refusal(500, r#"{"error":{"code":"tmux_error","message":"x"}}"#);
+        assert_eq!((error.code(), error.known_code()), ("tmux_error", None));
+    }
+
+    #[test]
+    fn refusals_without_an_envelope_are_request_failed() {
+        for body in ["", "<html>", r#"{"detail":[]}"#, "[]"] {
+            let error = refusal(422, body);
+            assert_eq!((error.code(), error.status(), error.known_code()), ("request_failed", Some(422), None));
+        }
+        assert_eq!(refusal(502, "").message(), "HTTP 502");
+        assert_eq!(refusal(403, "bad traffic-token\n!").message(), "HTTP 403: bad [redacted]\\n!");
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_say_how() {
+        let code = |body: &str| decode::<Health>(body.as_bytes()).unwrap_err().code().to_owned();
+        assert_eq!(code("<html>"), "invalid_json");
+        assert_eq!(code(""), "invalid_json");
+        assert_eq!(code("[1]"), "invalid_payload");
+        assert_eq!(code("{}"), "invalid_payload");
+    }
+
+    #[test]
+    fn options_that_cannot_work_are_refused() {
+        for url in ["", "x", "ftp://x", "unix:/x"] {
+            assert_eq!(ClientOptions::new(url).build().unwrap_err().kind(), ClientErrorKind::InvalidInput, "{url}");
+        }
+        assert!(ClientOptions::default().token("a\nb").build().is_err());
+        let options = ClientOptions::default().token("traffic-token");
+        assert!(!format!("{options:?} {:?}", options.clone().build().unwrap()).contains("traffic-token"));
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! The provider is in memory and the clock is paused, so delays are exact: what a call took is what the driver slept.
 
+#![expect(clippy::unwrap_used, reason = "a test's helpers may, as the test may")]
+
 mod fake;
 
 use std::time::Duration;

@@ -1,6 +1,8 @@
 //! Live access to one Binding, and the one way to use it that cannot forget to give it back.
 
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{BindingRef, Commands, ExecutionBindingBackend, Files, RuntimeError, RuntimeLayout};
@@ -41,9 +43,31 @@ pub trait RuntimeLease: Send + Sync {
     fn files(&self) -> &dyn Files;
 }
 
+/// A lease in the hands of [`with_lease`] and its body.
+///
+/// A type of its own, and not a reference, so that the future of [`with_lease`] can be sent to another thread: the compiler cannot show
+/// that for an async closure over a borrowed trait object.
+#[derive(Clone)]
+pub struct Leased(Arc<dyn RuntimeLease>);
+
+impl Deref for Leased {
+    type Target = dyn RuntimeLease;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Debug for Leased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Leased").field(&self.0.id()).finish()
+    }
+}
+
 /// Acquires a Binding, runs `body` with the lease, and always releases it.
 ///
-/// A release failure after success is returned. After a failed body it is logged, and the body's error survives.
+/// A release failure after success is returned. After a failed body it is logged, and the body's error survives. A handle that the body
+/// keeps beyond its end is of no use.
 ///
 /// # Errors
 /// The acquire's error, the body's, or the release's.
@@ -53,12 +77,12 @@ pub trait RuntimeLease: Send + Sync {
 pub async fn with_lease<B, F, T, E>(backend: &B, binding: &BindingRef, body: F) -> Result<T, E>
 where
     B: ExecutionBindingBackend + ?Sized,
-    F: AsyncFnOnce(&dyn RuntimeLease) -> Result<T, E>,
+    F: AsyncFnOnce(Leased) -> Result<T, E>,
     E: From<RuntimeError>,
 {
-    let lease = backend.acquire(binding).await?;
-    let outcome = body(lease.as_ref()).await;
-    match (outcome, backend.release(lease.as_ref()).await) {
+    let lease = Leased(backend.acquire(binding).await?.into());
+    let outcome = body(lease.clone()).await;
+    match (outcome, backend.release(&*lease).await) {
         (Ok(value), Ok(())) => Ok(value),
         (Ok(_), Err(release)) => Err(release.into()),
         (Err(error), Ok(())) => Err(error),

@@ -40,7 +40,7 @@ pub use ident::{
     WorkspaceId, WorkspaceRef,
 };
 pub use layout::RuntimeLayout;
-pub use lease::{LeaseId, RuntimeLease, with_lease};
+pub use lease::{LeaseId, Leased, RuntimeLease, with_lease};
 pub use spec::{
     ExecutionBindingAllocation, ExecutionBindingCreateSpec, ExecutionBindingDestroySpec, HomeSnapshotCreateSpec,
     InvalidDestroySpec, WorkspaceFate,

@@ -26,6 +26,9 @@ pub(super) const FUNCTION: &str = "create_binding";
 /// must never kill somebody else's sandbox.
 const ATTEMPT_KEY: &str = "leasehold.create_id";
 
+/// The pair with the Binding's own id.
+const BINDING_KEY: &str = "dify.binding_id";
+
 /// When a create's answer was lost, the sandbox may appear later than we look: look again after each of these. Chosen: a provider's
 /// create takes well under a second, a slow one some seconds; after that the provider's time-out pauses it.
 const LATER_LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
@@ -51,7 +54,7 @@ impl Request {
             refused(ErrorKind::BindingCreate, format!("no random bytes for the create's id: {error}"))
         })?;
         let identity = BTreeMap::from([
-            ("dify.binding_id".to_owned(), spec.binding_id.to_string()),
+            (BINDING_KEY.to_owned(), spec.binding_id.to_string()),
             (ATTEMPT_KEY.to_owned(), format!("{:032x}", u128::from_be_bytes(nonce))),
         ]);
         let mut metadata = identity.clone();
@@ -93,7 +96,7 @@ pub(super) async fn create<C: ControlPlane>(
         return Err(caller_left().without_effect());
     }
     // The sandbox has no id yet; its Binding's is the next best name.
-    let subject = Subject::new(FUNCTION, &request.identity["dify.binding_id"]);
+    let subject = Subject::new(FUNCTION, &request.identity[BINDING_KEY]);
     let deadline = inner.config.deadline;
     let created =
         caught(attempt(&table::CREATE, &subject, deadline, None, || inner.control.create(request.sandbox.clone())))
@@ -173,15 +176,20 @@ async fn prepare<C: ControlPlane>(
         .map_err(|failed| Stop::Failed(failed.by_rule(&table::FIRST_PAUSE, subject)))
 }
 
-/// One sandbox is both; its id is both refs.
+/// One sandbox is both; its id is both refs. An id that no later call would take is a failure now.
 fn allocation(id: &str) -> Result<ExecutionBindingAllocation, RuntimeError> {
-    let id = super::sandbox_id(FUNCTION, id)?;
-    let bad =
-        |error: leasehold::InvalidId| RuntimeError::new(ErrorKind::BindingCreate, FUNCTION, DRIVER, error.to_string());
-    Ok(ExecutionBindingAllocation {
-        binding_ref: BindingRef::new(id).map_err(bad)?,
-        workspace_ref: WorkspaceRef::new(id).map_err(bad)?,
-    })
+    let refs = super::sandbox_id(FUNCTION, id)
+        .ok()
+        .and_then(|id| Some((BindingRef::new(id).ok()?, WorkspaceRef::new(id).ok()?)));
+    let (binding_ref, workspace_ref) = refs.ok_or_else(|| {
+        RuntimeError::new(
+            ErrorKind::BindingCreate,
+            FUNCTION,
+            DRIVER,
+            format!("provider gave a sandbox id that cannot be used: {id:?}"),
+        )
+    })?;
+    Ok(ExecutionBindingAllocation { binding_ref, workspace_ref })
 }
 
 /// Kills a new sandbox through its handle. The error is a cancellation.
@@ -202,38 +210,55 @@ fn was_answered(failed: &Failed) -> bool {
     }
 }
 
-/// Finds the sandbox of a create whose answer was lost, and kills it: now, and later in the background if it may still appear.
+/// What looking for a lost sandbox gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// All that was found is gone.
+    Killed,
+    /// There is none, now.
+    Nothing,
+    /// The provider could not be asked, or did not do it.
+    Unclear,
+}
+
+/// Finds the sandbox of a create whose answer was lost, and kills it: now, and again in the background if it may still appear or if
+/// this look was not clear.
 async fn kill_lost<C: ControlPlane>(inner: &Arc<Inner<C>>, identity: BTreeMap<String, String>, may_appear: bool) {
-    if find_and_kill(inner, &identity).await || !may_appear {
+    let look = look_and_kill(inner, &identity).await;
+    if look == Look::Killed || (look == Look::Nothing && !may_appear) {
         return;
     }
     let looker = Arc::clone(inner);
     inner.tasks.detach(async move {
         for wait in LATER_LOOKS {
             tokio::time::sleep(wait).await;
-            if find_and_kill(&looker, &identity).await {
+            if look_and_kill(&looker, &identity).await == Look::Killed {
                 return;
             }
         }
     });
 }
 
-/// True when a sandbox was found.
-async fn find_and_kill<C: ControlPlane>(inner: &Inner<C>, identity: &BTreeMap<String, String>) -> bool {
+async fn look_and_kill<C: ControlPlane>(inner: &Inner<C>, identity: &BTreeMap<String, String>) -> Look {
     let deadline = inner.config.deadline;
-    let subject = Subject::new(FUNCTION, &identity["dify.binding_id"]);
+    let subject = Subject::new(FUNCTION, &identity[BINDING_KEY]);
     let find = || inner.control.find_by_metadata(identity);
     let found = match attempt(&table::FIND_SANDBOX, &subject, deadline, None, find).await {
+        Ok(found) if found.is_empty() => return Look::Nothing,
         Ok(found) => found,
         Err(failed) => {
             record::ignored(&table::FIND_SANDBOX, &subject, failed.attempts, &failed.error);
-            return false;
+            return Look::Unclear;
         }
     };
+    let mut look = Look::Killed;
     for id in &found {
         let subject = Subject::new(FUNCTION, id);
-        // The create's own error is already on its way to the caller; a failure here has been logged.
-        drop(clean_up(&table::KILL_AFTER_CREATE, &subject, deadline, || inner.control.kill(id)).await);
+        // The create's own error is already on its way to the caller, so a cancelled kill goes no further either.
+        let killed = clean_up(&table::KILL_AFTER_CREATE, &subject, deadline, || inner.control.kill(id)).await;
+        if !killed.unwrap_or(false) {
+            look = Look::Unclear;
+        }
     }
-    !found.is_empty()
+    look
 }

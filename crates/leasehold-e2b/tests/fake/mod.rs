@@ -1,6 +1,7 @@
 //! An E2B-compatible provider in memory: records every call of the driver's seams, fails and holds them on demand.
 
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(clippy::allow_attributes, reason = "`expect` would fail in a file that uses all of it")]
 
 pub mod records;
 
@@ -54,7 +55,7 @@ pub enum Life {
 }
 
 #[derive(Debug, Clone)]
-pub struct Box_ {
+pub struct Machine {
     pub life: Life,
     pub template: String,
     pub paths: BTreeSet<String>,
@@ -65,7 +66,7 @@ pub struct Box_ {
 #[derive(Default)]
 pub struct State {
     pub seen: Vec<Seen>,
-    pub boxes: BTreeMap<String, Box_>,
+    pub boxes: BTreeMap<String, Machine>,
     /// ref → name
     pub snapshots: BTreeMap<String, String>,
     pub removed: Vec<String>,
@@ -74,6 +75,10 @@ pub struct State {
     pub planes: Vec<bool>,
     pub requests: Vec<CreateSandbox>,
     pub runs: Vec<RunCommand>,
+    /// The id that the next create gives.
+    pub next_id: Option<String>,
+    /// What was last looked for by metadata.
+    pub looked_for: BTreeMap<String, String>,
     /// Errors that calls give one after the other, by name; no effect then.
     failures: BTreeMap<&'static str, VecDeque<SeamError>>,
     /// Errors that calls always give.
@@ -120,7 +125,7 @@ impl World {
     pub fn put(&self, id: &str, life: Life) {
         let mut state = self.state();
         let token = state.traffic_token.clone();
-        let made = Box_ {
+        let made = Machine {
             life,
             template: "prepared-template".to_owned(),
             paths: BTreeSet::from(["/workspace".to_owned()]),
@@ -245,10 +250,10 @@ impl ControlPlane for World {
         let id = self
             .call("create", &request.template.clone(), |state| {
                 state.made += 1;
-                let id = format!("sandbox-{}", state.made);
+                let id = state.next_id.take().unwrap_or_else(|| format!("sandbox-{}", state.made));
                 let stale =
                     ["/workspace", "/workspace/stale-dir", "/workspace/stale-dir/nested.txt", "/workspace/stale.txt"];
-                let made = Box_ {
+                let made = Machine {
                     life: Life::Running,
                     template: request.template.clone(),
                     paths: stale.map(str::to_owned).into(),
@@ -288,8 +293,9 @@ impl ControlPlane for World {
     }
 
     async fn find_by_metadata(&self, pairs: &BTreeMap<String, String>) -> Result<Vec<String>, SeamError> {
+        self.state().looked_for.clone_from(pairs);
         self.call("find_sandbox", &pairs["dify.binding_id"], |state| {
-            let matches = |one: &Box_| pairs.iter().all(|(key, value)| one.metadata.get(key) == Some(value));
+            let matches = |one: &Machine| pairs.iter().all(|(key, value)| one.metadata.get(key) == Some(value));
             Ok(state.boxes.iter().filter(|(_, one)| matches(one)).map(|(id, _)| id.clone()).collect())
         })
         .await
@@ -418,7 +424,11 @@ impl SandboxFiles for FakeFiles {
         while let Some(piece) = futures_util::StreamExt::next(&mut body).await {
             piece?;
         }
-        self.on("write", path, |paths| Ok(drop(paths.insert(path.to_owned())))).await
+        self.on("write", path, |paths| {
+            paths.insert(path.to_owned());
+            Ok(())
+        })
+        .await
     }
 }
 

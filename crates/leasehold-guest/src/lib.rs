@@ -2,13 +2,17 @@
 //!
 //! Threads and blocking I/O throughout, no event loop: see `http` for why.
 
+pub mod api;
 pub mod boot;
 pub mod clock;
 pub mod environment;
 pub mod files;
+pub mod guest;
 pub mod http;
 mod identity;
+pub mod init;
 pub mod process;
+pub mod rpc;
 pub mod supervise;
 mod sys;
 pub mod users;

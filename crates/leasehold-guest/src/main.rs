@@ -4,19 +4,15 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let mode = std::env::args_os().nth(1).unwrap_or_default();
-    let result = match mode.to_str() {
+    let mut args = std::env::args_os().skip(1);
+    let mode = args.next().unwrap_or_default();
+    match mode.to_str() {
+        Some("launch") => leasehold_guest::boot::launch(),
+        Some("init") => leasehold_guest::init::main(args),
         Some("supervise") => leasehold_guest::supervise::main(),
         _ => {
             eprintln!("usage: leasehold-guest launch|init|supervise (started by the engine, not by hand)");
-            return ExitCode::from(2);
-        }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("leasehold-guest: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(2)
         }
     }
 }

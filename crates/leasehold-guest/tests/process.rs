@@ -43,6 +43,7 @@ fn program(program: &str, args: &[&str]) -> StartSpec {
         face: Face::Shellctl,
         sink: None,
         drain: Drain::default(),
+        deadline: None,
     }
 }
 
@@ -278,6 +279,27 @@ fn the_whole_tree_ends_also_what_detached_itself() {
         assert!(left.is_empty(), "left after grace {grace:?}: {left:?}");
         std::fs::remove_file(&pids).unwrap();
     }
+}
+
+#[test]
+fn a_deadline_ends_the_whole_tree_unless_the_leader_ended_before() {
+    let mut spec = sh("setsid sleep 30 & echo $!; exec sleep 30");
+    spec.deadline = Some(Duration::from_millis(100));
+    let (process, subscription) = processes().start(spec).unwrap();
+    let seen = follow(&subscription);
+    assert_eq!(seen.exit.unwrap().exit, Exit::Signal { signal: 9, core_dumped: false });
+    assert!(process.timed_out());
+    assert!(process.wait_gone(LONG));
+    assert!(!alive(&String::from_utf8(seen.stdout).unwrap()));
+
+    let mut spec = sh("sleep 30 & echo $!");
+    spec.deadline = Some(Duration::from_millis(400));
+    let (process, subscription) = processes().start(spec).unwrap();
+    let seen = follow(&subscription);
+    assert!(!process.wait_gone(Some(Duration::from_millis(600))), "the deadline is the leader's");
+    assert!(!process.timed_out() && alive(&String::from_utf8(seen.stdout).unwrap()));
+    process.terminate(Duration::ZERO);
+    assert!(process.wait_gone(LONG));
 }
 
 #[test]

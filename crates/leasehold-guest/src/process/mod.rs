@@ -27,6 +27,7 @@
 //!     face: Face::Shellctl,
 //!     sink: None, // or something that writes a file
 //!     drain: Drain::default(),
+//!     deadline: None,
 //! })?;
 //! let mut waiting = VecDeque::new();
 //! events.wait(None)?;

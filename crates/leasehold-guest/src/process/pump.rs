@@ -103,6 +103,10 @@ impl Pump {
         let exit = match report {
             Some(Report::Exited { code }) => Exit::Code(code),
             Some(Report::Killed { signal, core_dumped }) => Exit::Signal { signal, core_dumped },
+            Some(Report::TimedOut) => {
+                self.process.set_timed_out();
+                return;
+            }
             Some(Report::Started { .. } | Report::Failed { .. }) => return,
             None => {
                 self.gone = true;

@@ -46,6 +46,7 @@ pub(super) struct About {
 struct State {
     exit: Option<(ExitInfo, Instant)>,
     gone: bool,
+    timed_out: bool,
 }
 
 impl Process {
@@ -168,6 +169,12 @@ impl Process {
         self.state().exit.map(|(exit, _)| exit)
     }
 
+    /// Whether its deadline was over before its leader ended. Known before its end is.
+    #[must_use]
+    pub fn timed_out(&self) -> bool {
+        self.state().timed_out
+    }
+
     /// Waits for its end and for that of its output, at most for `timeout`.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> Option<ExitInfo> {
@@ -218,6 +225,10 @@ impl Process {
         // Background processes that share stdin read its end. There may be no pipe, or none any more.
         self.input.close().ok();
         self.feed.end(exit);
+    }
+
+    pub(super) fn set_timed_out(&self) {
+        self.state().timed_out = true;
     }
 
     pub(super) fn set_gone(&self) {

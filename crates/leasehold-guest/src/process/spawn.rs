@@ -117,6 +117,8 @@ fn plan(spec: &StartSpec, stdin: bool, open_files: u64) -> Plan {
         pty: matches!(spec.stdio, Stdio::Pty(_)),
         stdin,
         open_files,
+        // A deadline that has no time left is over at the first look, which 0 would not be.
+        deadline_ms: spec.deadline.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1)),
     }
 }
 

@@ -33,6 +33,8 @@ pub struct StartSpec {
     pub sink: Option<Box<dyn Sink>>,
     /// How long output is waited for after the leader's end, when something still holds its streams open.
     pub drain: Drain,
+    /// How long the leader may run, counted while the sandbox runs; then the whole tree is killed.
+    pub deadline: Option<Duration>,
 }
 
 /// The protocol through which a process was started.

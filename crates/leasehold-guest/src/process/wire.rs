@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) stdin: bool,
     /// Soft limit of open files that the guest itself was started with.
     pub(crate) open_files: u64,
+    /// Milliseconds after which the whole tree is killed if the leader still runs; 0 for never.
+    pub(crate) deadline_ms: u64,
 }
 
 impl Plan {
@@ -49,6 +51,7 @@ impl Plan {
         }
         out.extend([u8::from(self.pty), u8::from(self.stdin)]);
         out.extend(self.open_files.to_ne_bytes());
+        out.extend(self.deadline_ms.to_ne_bytes());
         let length = u32::try_from(out.len() - 4).unwrap_or(u32::MAX);
         out[..4].copy_from_slice(&length.to_ne_bytes());
         out
@@ -68,6 +71,7 @@ impl Plan {
             pty: take_array::<1>(input)? == [1],
             stdin: take_array::<1>(input)? == [1],
             open_files: u64::from_ne_bytes(take_array(input)?),
+            deadline_ms: u64::from_ne_bytes(take_array(input)?),
         };
         input.is_empty().then_some(plan)
     }
@@ -199,10 +203,22 @@ fn fields(bytes: &[u8; RECORD_BYTES]) -> [i32; 3] {
 /// What a supervisor tells the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Report {
-    Started { pid: i32 },
-    Failed { stage: Stage, errno: i32 },
-    Exited { code: i32 },
-    Killed { signal: i32, core_dumped: bool },
+    Started {
+        pid: i32,
+    },
+    Failed {
+        stage: Stage,
+        errno: i32,
+    },
+    Exited {
+        code: i32,
+    },
+    Killed {
+        signal: i32,
+        core_dumped: bool,
+    },
+    /// The deadline is over and the tree is being killed.
+    TimedOut,
 }
 
 impl Report {
@@ -212,6 +228,7 @@ impl Report {
             Self::Failed { stage, errno } => record(2, stage as i32, errno),
             Self::Exited { code } => record(3, code, 0),
             Self::Killed { signal, core_dumped } => record(4, signal, i32::from(core_dumped)),
+            Self::TimedOut => record(5, 0, 0),
         }
     }
 
@@ -220,6 +237,7 @@ impl Report {
             [1, pid, _] => Some(Self::Started { pid }),
             [2, stage, errno] => Some(Self::Failed { stage: *STAGES.get(usize::try_from(stage).ok()?)?, errno }),
             [3, code, _] => Some(Self::Exited { code }),
+            [5, ..] => Some(Self::TimedOut),
             [4, signal, core] => Some(Self::Killed { signal, core_dumped: core != 0 }),
             _ => None,
         }
@@ -270,6 +288,7 @@ mod tests {
             pty: false,
             stdin: true,
             open_files: 1024,
+            deadline_ms: 60_000,
         };
         let sent = plan.clone();
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -288,6 +307,7 @@ mod tests {
             Report::Failed { stage: Stage::Supervisor, errno: 24 },
             Report::Exited { code: 255 },
             Report::Killed { signal: 11, core_dumped: true },
+            Report::TimedOut,
         ] {
             assert_eq!(Report::decode(&report.encode()), Some(report));
         }

@@ -9,6 +9,7 @@ mod tree;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -20,16 +21,26 @@ use crate::process::wire::{Order, Plan, RECORD_BYTES, Report, Stage};
 use crate::sys;
 
 /// Runs the mode `supervise`: the plan and all talk with the guest go over the socket that is this process's stdin.
-///
-/// # Errors
-/// When the guest cannot be talked to. The caller ends the process; nothing was started, or nothing is left.
-pub fn main() -> io::Result<()> {
+#[must_use]
+pub fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The guest sees the socket close and reports the job as lost; the reason is in its log.
+            eprintln!("supervisor: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     sys::block_sigchld();
     let sigchld = sys::sigchld_fd()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let (plan, fds) = Plan::receive(&socket)?;
     let started = child::start(&plan, fds);
+    let deadline = (plan.deadline_ms > 0).then(|| Countdown::new(Duration::from_millis(plan.deadline_ms)));
     drop(plan);
     let report = match started {
         Ok(pid) => Report::Started { pid: pid.as_raw_pid() },
@@ -37,7 +48,7 @@ pub fn main() -> io::Result<()> {
     };
     (&socket).write_all(&report.encode())?;
     match started {
-        Ok(leader) => Supervisor { socket, leader: Some(leader), ending: Ending::No }.run(&sigchld),
+        Ok(leader) => Supervisor { socket, leader: Some(leader), deadline, ending: Ending::No }.run(&sigchld),
         Err(_) => Ok(()),
     }
 }
@@ -69,6 +80,8 @@ struct Supervisor {
     socket: UnixStream,
     /// Until it is reaped.
     leader: Option<Pid>,
+    /// Until the leader is reaped.
+    deadline: Option<Countdown>,
     ending: Ending,
 }
 
@@ -79,10 +92,12 @@ impl Supervisor {
             if !self.reap()? {
                 return Ok(());
             }
-            let timeout = match &mut self.ending {
+            let grace = match &mut self.ending {
                 Ending::Asked(grace) => Some(grace.slice()),
                 Ending::No | Ending::Now => None,
             };
+            let deadline = self.deadline.as_mut().map(Countdown::slice);
+            let timeout = [grace, deadline].into_iter().flatten().min();
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(sigchld, PollFlags::IN)];
             poll_fds(&mut fds, timeout)?;
             let [told, _] = fds.map(|fd| !fd.revents().is_empty());
@@ -94,6 +109,12 @@ impl Supervisor {
             if let Ending::Asked(grace) = &mut self.ending
                 && grace.expired()
             {
+                self.ending = Ending::Now;
+            }
+            if self.deadline.as_mut().is_some_and(Countdown::expired) {
+                self.deadline = None;
+                // As in `reap`: a guest that is gone is noticed elsewhere.
+                self.socket.write_all(&Report::TimedOut.encode()).ok();
                 self.ending = Ending::Now;
             }
             if matches!(self.ending, Ending::Now) {
@@ -108,6 +129,7 @@ impl Supervisor {
             match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if Some(pid) == self.leader => {
                     self.leader = None;
+                    self.deadline = None;
                     // A guest that is gone does not need to know; its end is seen by `obey`.
                     self.socket.write_all(&leader_report(status).encode()).ok();
                 }

@@ -1,0 +1,6 @@
+//! The guest's binary as a whole: `init` as an ordinary process in a directory of its own, driven over its sockets.
+
+mod client;
+mod control;
+mod envd_process;
+mod envd_rest;

@@ -57,14 +57,15 @@ impl DataDir {
                 TryLockError::WouldBlock => {
                     let mut text = String::new();
                     let read = lock.read_to_string(&mut text);
-                    return Err(HostError::Held { data_dir: path, pid: read.ok().and_then(|_| text.trim().parse().ok()) });
+                    return Err(HostError::Held {
+                        data_dir: path,
+                        pid: read.ok().and_then(|_| text.trim().parse().ok()),
+                    });
                 }
             }
         }
-        let written = lock
-            .set_len(0)
-            .and_then(|()| lock.rewind())
-            .and_then(|()| writeln!(lock, "{}", std::process::id()));
+        let written =
+            lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", std::process::id()));
         written.map_err(failed(&lock_path, "cannot be written"))?;
         Ok(Self { path, _lock: lock })
     }

@@ -45,7 +45,9 @@ pub enum HostError {
         source: io::Error,
     },
     /// The address can be reached from other machines, and nobody said that it may.
-    #[error("{address} can be reached from other machines and there is no TLS here: listen on 127.0.0.1, or allow it explicitly")]
+    #[error(
+        "{address} can be reached from other machines and there is no TLS here: listen on 127.0.0.1, or allow it explicitly"
+    )]
     PublicAddress {
         /// The address.
         address: SocketAddr,

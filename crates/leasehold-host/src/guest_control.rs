@@ -102,9 +102,8 @@ fn read_reply(stream: &UnixStream) -> Result<(Reply, Vec<OwnedFd>), DialError> {
     while !line.contains(&b'\n') {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTOR_ROOM))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received =
-            recvmsg(stream, &mut [IoSliceMut::new(&mut buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-                .map_err(io::Error::from)?;
+        let received = recvmsg(stream, &mut [IoSliceMut::new(&mut buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+            .map_err(io::Error::from)?;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
                 descriptors.extend(rights);
@@ -195,7 +194,8 @@ mod tests {
 
     #[test]
     fn hostile_lines_are_refused() {
-        for text in [&b"{\"ok\":true}"[..], b"\n", b"nonsense\n", b"{\"ok\":3}\n", &[b'x'; MAX_LINE + 1], b"\xff\xfe\n"] {
+        for text in [&b"{\"ok\":true}"[..], b"\n", b"nonsense\n", b"{\"ok\":3}\n", &[b'x'; MAX_LINE + 1], b"\xff\xfe\n"]
+        {
             assert!(matches!(answer(text, &[]), Err(DialError::Hostile(_))), "{text:?}");
         }
     }

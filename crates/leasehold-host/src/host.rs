@@ -20,7 +20,7 @@ use crate::port::Sandboxes;
 use crate::secret::Secret;
 use crate::transition::{Answer, Event};
 use crate::world::{Machine, Settings, World};
-use crate::{api, reconcile};
+use crate::{api, namespaces, reconcile};
 
 /// How long a host that stops by itself, or by its own route, gives its sandboxes.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(30);
@@ -50,6 +50,11 @@ impl Host {
     ///
     /// # Cancel safety
     /// Dropped half-way, what was started is left to the next start.
+    pub async fn start(config: HostConfig) -> Result<Self, HostError> {
+        Self::start_with(config, namespaces::open).await
+    }
+
+    /// [`Self::start`] with any engine.
     pub(crate) async fn start_with(
         config: HostConfig,
         open: impl FnOnce(&std::path::Path) -> Result<Arc<dyn Sandboxes>, String> + Send + 'static,
@@ -89,10 +94,12 @@ impl Host {
         let world = World::new(engine, ledger, settings, ends, closing.clone());
         reconcile::reconcile(&world, content).await.map_err(HostError::Ledger)?;
 
-        let front = Arc::new(Front { router: api::router(Arc::clone(&world)), world: Arc::clone(&world), key: key.clone() });
+        let front =
+            Arc::new(Front { router: api::router(Arc::clone(&world)), world: Arc::clone(&world), key: key.clone() });
         world.tasks.spawn(serve_unix(Arc::clone(&front), dir.listen()?));
         if let Some((listener, local)) = tcp {
-            let bare = config.domain.as_deref().map(|domain| domain.split(':').next().unwrap_or(domain).to_ascii_lowercase());
+            let bare =
+                config.domain.as_deref().map(|domain| domain.split(':').next().unwrap_or(domain).to_ascii_lowercase());
             let names = OurNames { domain: bare, address: local.ip() };
             let door = Arc::new(Door { via: Via::Tcp, key: key.clone(), names: Some(names) });
             world.tasks.spawn(serve_tcp(front, door, listener));
@@ -104,7 +111,8 @@ impl Host {
         }
         let (finished, done) = watch::channel(false);
         let deadline = Arc::default();
-        let main = Main { world, dir, thread, at_shutdown: config.at_shutdown, deadline: Arc::clone(&deadline), finished };
+        let main =
+            Main { world, dir, thread, at_shutdown: config.at_shutdown, deadline: Arc::clone(&deadline), finished };
         let main = tokio::spawn(main.run());
         Ok(Self { closing, done, deadline, local_addr, domain, key, main: Mutex::new(Some(main)) })
     }
@@ -169,9 +177,11 @@ fn check(config: &HostConfig) -> Result<(), HostError> {
     if config.domain.as_deref().is_some_and(|domain| domain.is_empty() || domain.contains(['/', ' ', '@'])) {
         return wrong("domain", "must be a host name, with a port if need be");
     }
-    if config.api_key.as_ref().is_some_and(|key| {
-        key.expose().is_empty() || !key.expose().bytes().all(|byte| byte.is_ascii_graphic())
-    }) {
+    if config
+        .api_key
+        .as_ref()
+        .is_some_and(|key| key.expose().is_empty() || !key.expose().bytes().all(|byte| byte.is_ascii_graphic()))
+    {
         return wrong("api_key", "must be visible ASCII characters, at least one");
     }
     match config.listen {
@@ -287,7 +297,6 @@ fn idle_wait(world: &World, empty: Duration, paused_only: Duration) -> Option<Du
     if entries.is_empty() {
         return Some(empty);
     }
-    let all_paused =
-        entries.iter().all(|entry| matches!(entry.view().life.state, crate::transition::State::Paused(_)));
+    let all_paused = entries.iter().all(|entry| matches!(entry.view().life.state, crate::transition::State::Paused(_)));
     all_paused.then_some(paused_only)
 }

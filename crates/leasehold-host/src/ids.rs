@@ -158,7 +158,10 @@ mod tests {
     #[test]
     fn references_are_read_with_namespace_and_tag() {
         let full = TemplateRef::parse("leasehold/Home:v1.2").expect("is one");
-        assert_eq!((full.namespace.as_deref(), full.name.as_str(), full.tag.as_str()), (Some("leasehold"), "home", "v1.2"));
+        assert_eq!(
+            (full.namespace.as_deref(), full.name.as_str(), full.tag.as_str()),
+            (Some("leasehold"), "home", "v1.2")
+        );
         assert_eq!(TemplateRef::parse("base").expect("is one").to_string(), "base:default");
         for bad in ["", ":", "a:", "/a", "a/", "a b", "../x", "a/b/c", "a:b:c", "a:B"] {
             assert!(TemplateRef::parse(bad).is_err(), "{bad:?}");

@@ -17,6 +17,7 @@ mod host;
 mod ids;
 mod ledger;
 mod listen;
+mod namespaces;
 mod owner;
 mod port;
 mod presence;
@@ -25,6 +26,9 @@ mod record;
 mod secret;
 mod sessions;
 mod shelf;
+mod sys;
+#[cfg(test)]
+mod tests;
 mod transition;
 mod wall;
 mod work;

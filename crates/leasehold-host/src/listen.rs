@@ -167,8 +167,9 @@ impl Front {
     fn decide(&self, door: &Door, parts: &Parts) -> Result<Target, Response<Body>> {
         let host = host_name(parts).unwrap_or_default();
         let ours = door.names.as_ref().is_none_or(|names| names.contains(host));
-        let misdirected =
-            || ApiError::new(StatusCode::MISDIRECTED_REQUEST, format!("host {host:?} is not served here")).into_response();
+        let misdirected = || {
+            ApiError::new(StatusCode::MISDIRECTED_REQUEST, format!("host {host:?} is not served here")).into_response()
+        };
         match route(parts) {
             // An id is not to be guessed, so a host name with a live one in it is as good as ours.
             Route::Port { id, port } if ours || host.starts_with(&format!("{port}-")) => Ok(Target::Port { id, port }),
@@ -207,7 +208,10 @@ enum Target {
 
 fn check_caller(door: &Door, headers: &HeaderMap, path: &str) -> ApiResult<()> {
     if headers.contains_key(ORIGIN) {
-        return Err(ApiError::new(StatusCode::FORBIDDEN, "the control plane does not answer web pages (Origin header)"));
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "the control plane does not answer web pages (Origin header)",
+        ));
     }
     let Some(key) = door.key.as_ref().filter(|_| path != "/health") else { return Ok(()) };
     let bearer = || {

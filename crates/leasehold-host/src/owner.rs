@@ -3,12 +3,9 @@
 //! It takes requests from a bounded mailbox (a sender waits when it is full), feeds them to [`crate::transition`], and runs
 //! the work that comes out, one piece at a time. Requests only wait for answers: a client that goes away stops nothing.
 
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -16,6 +13,7 @@ use crate::edge::link::Link;
 use crate::ledger::End;
 use crate::port::{Failure, ProcessId, Running};
 use crate::record::{Origin, Row, Snapshot, Stage, View};
+use crate::sys::Watched;
 use crate::transition::{self, Answer, Effect, EndReason, Event, Lifecycle, State};
 use crate::wall::Wall;
 use crate::work::{self, Outcome};
@@ -49,20 +47,14 @@ impl From<Answer> for Told {
 /// The processes of a sandbox.
 pub(crate) struct Alive {
     pub(crate) process: ProcessId,
-    pidfd: AsyncFd<OwnedFd>,
+    watched: Watched,
     pub(crate) boot_id: String,
 }
 
 impl Alive {
     pub(crate) fn new(running: Running) -> std::io::Result<Self> {
-        let pidfd = AsyncFd::with_interest(running.pidfd, Interest::READABLE)?;
-        Ok(Self { process: running.process, pidfd, boot_id: running.boot_id })
-    }
-
-    /// Waits for the end of the first process. Cancel safe.
-    async fn ended(&self) {
-        // A descriptor that cannot be watched is treated as one that ended: the work that follows verifies it.
-        drop(self.pidfd.readable().await);
+        let watched = Watched::new(running.pidfd)?;
+        Ok(Self { process: running.process, watched, boot_id: running.boot_id })
     }
 }
 
@@ -141,8 +133,8 @@ impl Owner {
         let first = Arc::new(view_of(&subject, &life));
         let (view, seen) = watch::channel(first);
         let entry = Arc::new(Entry { inbox: send, view: seen, link: Link::default() });
-        let going: Option<Going> = (life.state == State::Creating)
-            .then(|| Box::pin(work::start(subject.clone())) as Going);
+        let going: Option<Going> =
+            (life.state == State::Creating).then(|| Box::pin(work::start(subject.clone())) as Going);
         let owner = Self {
             subject,
             life,
@@ -353,7 +345,7 @@ async fn wait_for(going: &mut Option<Going>) -> Outcome {
 
 async fn ended(alive: Option<&Alive>) {
     match alive {
-        Some(alive) => alive.ended().await,
+        Some(alive) => alive.watched.ended().await,
         None => std::future::pending().await,
     }
 }

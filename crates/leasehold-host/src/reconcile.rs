@@ -176,6 +176,6 @@ async fn discard_unknown_layers(world: &World) {
             return;
         }
     };
-    let layers = names.filter_map(|name| name.strip_suffix(".tar").map(str::to_owned)).collect();
+    let layers = names.filter_map(|name| name.strip_suffix(".tar").map(|hex| format!("sha256:{hex}"))).collect();
     world.discard_layers(layers).await;
 }

@@ -73,8 +73,6 @@ pub(crate) enum EndReason {
     ProcessEnded(String),
     /// The host was shut down.
     HostShutdown,
-    /// Found unusable when the host started.
-    Reaped(String),
 }
 
 impl EndReason {
@@ -87,7 +85,6 @@ impl EndReason {
             Self::StartFailed(failure) => format!("it did not start: {failure}"),
             Self::ProcessEnded(how) => how.clone(),
             Self::HostShutdown => "the host was shut down".to_owned(),
-            Self::Reaped(why) => why.clone(),
         }
     }
 }
@@ -150,25 +147,48 @@ pub(crate) struct Lifecycle {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
     // Requests. Each is answered, deferred, or waits for the work it began.
-    Connect { timeout_s: i64, memory: Memory },
-    Resume { timeout_s: i64, memory: Memory },
+    Connect {
+        timeout_s: i64,
+        memory: Memory,
+    },
+    Resume {
+        timeout_s: i64,
+        memory: Memory,
+    },
     AutoResume,
-    Pause { memory: Memory },
+    Pause {
+        memory: Memory,
+    },
     Kill(EndReason),
-    SetTimeout { timeout_s: i64 },
-    Refresh { timeout_s: i64 },
+    SetTimeout {
+        timeout_s: i64,
+    },
+    Refresh {
+        timeout_s: i64,
+    },
     Snapshot,
     Keep,
     /// The host stops: nothing may keep running.
     Shutdown,
     // How work ended.
-    Started { ends_at: Wall },
+    Started {
+        ends_at: Wall,
+    },
     StartFailed(Failure),
-    Paused { at: Wall },
-    PausedCold { at: Wall },
+    Paused {
+        at: Wall,
+    },
+    PausedCold {
+        at: Wall,
+    },
     PauseFailed(Failure),
-    Resumed { ends_at: Wall },
-    ResumeFailed { failure: Failure, left: Paused },
+    Resumed {
+        ends_at: Wall,
+    },
+    ResumeFailed {
+        failure: Failure,
+        left: Paused,
+    },
     SnapshotDone,
     SnapshotFailed(Failure),
     Destroyed,
@@ -199,13 +219,17 @@ pub(crate) enum Work {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// It runs; `resumed` if this request woke it.
-    Running { resumed: bool },
+    Running {
+        resumed: bool,
+    },
     Done,
     NotFound,
     AlreadyPaused,
     AlreadyRunning,
     /// In the middle of something else.
-    Busy { state: &'static str },
+    Busy {
+        state: &'static str,
+    },
     BeingKilled,
     Failed(Failure),
 }

@@ -113,18 +113,12 @@ impl World {
 
     /// Room for one more running sandbox, taken at once or not at all.
     pub(crate) fn take_slot(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        Arc::clone(&self.slots)
-            .try_acquire_owned()
-            .map_err(|_| Failure::capacity(self.settings.max_running))
+        Arc::clone(&self.slots).try_acquire_owned().map_err(|_| Failure::capacity(self.settings.max_running))
     }
 
     /// Room for a sandbox that runs already, found after a restart; none if the limit was lowered meanwhile.
     pub(crate) fn take_slot_if_any(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.slots).try_acquire_owned().ok()
-    }
-
-    pub(crate) fn running_count(&self) -> usize {
-        self.settings.max_running.saturating_sub(self.slots.available_permits())
     }
 
     pub(crate) fn register(&self, id: SandboxId, entry: Arc<Entry>) {

@@ -24,7 +24,8 @@ pub(crate) async fn optional<T: DeserializeOwned>(body: Body) -> ApiResult<Optio
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    serde_json::from_slice(&bytes).map_err(|error| ApiError::bad(format!("the request body is not understood: {error}")))
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::bad(format!("the request body is not understood: {error}")))
 }
 
 /// Reads a body that must be there.

@@ -119,7 +119,9 @@ pub(crate) fn origin(world: &World, new: NewSandbox, generation: Generation) -> 
 
 fn refuse_unsupported(new: &NewSandbox, generation: Generation) -> ApiResult<()> {
     if generation == Generation::V2 && new.secure.is_some() {
-        return Err(ApiError::bad("secure is a field of POST /sandboxes; sandboxes of POST /v2/sandboxes are always secured"));
+        return Err(ApiError::bad(
+            "secure is a field of POST /sandboxes; sandboxes of POST /v2/sandboxes are always secured",
+        ));
     }
     // `allow_internet_access: true` is what older SDKs always send. It allows, and there is nothing to reach: sandboxes have
     // loopback only, which the detail and `GET /leasehold/v1/info` say. `false` is what is the case.

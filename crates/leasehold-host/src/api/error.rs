@@ -92,7 +92,9 @@ impl ApiError {
     /// The refusal that an owner's answer means for `what` (a participle: `paused`, `snapshotted`).
     pub(crate) fn from_answer(answer: Answer, id: &SandboxId, what: &str) -> Self {
         match answer {
-            Answer::AlreadyPaused => Self::conflict(format!("Error pausing sandbox - sandbox '{id}' is already paused")),
+            Answer::AlreadyPaused => {
+                Self::conflict(format!("Error pausing sandbox - sandbox '{id}' is already paused"))
+            }
             Answer::AlreadyRunning => Self::conflict(format!("Sandbox {id} is already running")),
             Answer::Busy { state } => {
                 Self::conflict(format!("Sandbox '{id}' cannot be {what} while in '{state}' state"))

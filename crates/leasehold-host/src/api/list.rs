@@ -50,7 +50,8 @@ impl Query {
 
     /// Repeated, or comma-separated.
     pub(crate) fn states(&self) -> ApiResult<Option<Vec<&str>>> {
-        let states: Vec<&str> = self.all("state").chain(self.all("state[]")).flat_map(|value| value.split(',')).collect();
+        let states: Vec<&str> =
+            self.all("state").chain(self.all("state[]")).flat_map(|value| value.split(',')).collect();
         if let Some(unknown) = states.iter().find(|state| !["running", "paused"].contains(state)) {
             return Err(ApiError::bad(format!("state: {unknown:?} is not one of running, paused")));
         }
@@ -75,7 +76,9 @@ impl Query {
 
     pub(crate) fn started_after(&self) -> ApiResult<Option<Wall>> {
         self.get("startedAfter")
-            .map(|text| Wall::parse(text).ok_or_else(|| ApiError::bad(format!("startedAfter: {text:?} is not RFC 3339"))))
+            .map(|text| {
+                Wall::parse(text).ok_or_else(|| ApiError::bad(format!("startedAfter: {text:?} is not RFC 3339")))
+            })
             .transpose()
     }
 

@@ -198,10 +198,7 @@ fn survives(view: &View, in_session: bool) -> Survives {
     }
 }
 
-pub(crate) async fn known(
-    Shared(world): Shared<Arc<World>>,
-    Path(id): Path<String>,
-) -> ApiResult<Response<Body>> {
+pub(crate) async fn known(Shared(world): Shared<Arc<World>>, Path(id): Path<String>) -> ApiResult<Response<Body>> {
     let (id, entry) = match sandboxes::find(&world, &id) {
         Ok(found) => found,
         Err(error) => {

@@ -161,10 +161,7 @@ fn attached(world: &World, entry: &Entry, id: &SandboxId, answer: Answer) -> Api
     }
 }
 
-pub(crate) async fn detail(
-    Shared(world): Shared<Arc<World>>,
-    Path(id): Path<String>,
-) -> ApiResult<impl IntoResponse> {
+pub(crate) async fn detail(Shared(world): Shared<Arc<World>>, Path(id): Path<String>) -> ApiResult<impl IntoResponse> {
     let (id, entry) = find(&world, &id)?;
     Detail::of(&entry.view(), &world.settings).map(Json).ok_or_else(|| ApiError::no_sandbox(&id))
 }
@@ -222,10 +219,7 @@ pub(crate) async fn refresh(
     }
 }
 
-pub(crate) async fn list_v2(
-    Shared(world): Shared<Arc<World>>,
-    RawQuery(query): RawQuery,
-) -> ApiResult<Response<Body>> {
+pub(crate) async fn list_v2(Shared(world): Shared<Arc<World>>, RawQuery(query): RawQuery) -> ApiResult<Response<Body>> {
     let query = Query::parse(query.as_deref());
     let (states, limit, order, after) = (query.states()?, query.limit()?, query.order()?, query.after()?);
     let started_after = query.started_after()?;

@@ -46,7 +46,8 @@ pub(crate) fn broken(id: &SandboxId, port: u16, what: &str) -> Response<Body> {
 }
 
 pub(crate) fn token_missing(id: &SandboxId) -> Response<Body> {
-    let message = format!("Sandbox is secured with traffic access token. Token header '{TRAFFIC_TOKEN_HEADER}' is missing");
+    let message =
+        format!("Sandbox is secured with traffic access token. Token header '{TRAFFIC_TOKEN_HEADER}' is missing");
     json(StatusCode::FORBIDDEN, Some(id), &message, None)
 }
 

@@ -74,7 +74,12 @@ pub(crate) async fn serve(
     }
 }
 
-fn check_traffic_token(entry: &Entry, id: &SandboxId, port: u16, headers: &HeaderMap) -> Result<(), Box<Response<Body>>> {
+fn check_traffic_token(
+    entry: &Entry,
+    id: &SandboxId,
+    port: u16,
+    headers: &HeaderMap,
+) -> Result<(), Box<Response<Body>>> {
     let view = entry.view();
     // envd has a token of its own, checked by the guest.
     let Some(token) = view.origin.traffic_token.as_ref().filter(|_| port != ENVD_PORT) else { return Ok(()) };
@@ -149,10 +154,8 @@ impl Pass {
         let (mut parts, body) = response.into_parts();
         clean(&mut parts.headers, None);
         parts.version = Version::HTTP_11;
-        let connect = parts
-            .headers
-            .get(CONTENT_TYPE)
-            .is_some_and(|kind| kind.as_bytes().starts_with(b"application/connect+"));
+        let connect =
+            parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/connect+"));
         Response::from_parts(parts, Body::new(Stream::new(body, self.token, connect, self.permit)))
     }
 
@@ -242,10 +245,11 @@ impl Pass {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (sender, connection) =
-            http1::Builder::new().max_buf_size(MAX_BUFFER).handshake(TokioIo::new(stream)).await.map_err(|error| {
-                Box::new(self.upstream_error(&error))
-            })?;
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(MAX_BUFFER)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| Box::new(self.upstream_error(&error)))?;
         let token = self.token.clone();
         self.world.tasks.spawn(async move {
             tokio::select! {

@@ -20,7 +20,10 @@ const PORT_HEADER: &str = "e2b-sandbox-port";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Route {
     Control,
-    Port { id: SandboxId, port: u16 },
+    Port {
+        id: SandboxId,
+        port: u16,
+    },
     /// A signed file URL that names no sandbox; its signature does.
     SignedFile,
     /// It means a sandbox, and says it wrongly.
@@ -112,9 +115,7 @@ impl OurNames {
             return false;
         }
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
-        let under = |domain: &str| {
-            host == domain || host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))
-        };
+        let under = |domain: &str| host == domain || host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'));
         under("localhost") || self.domain.as_deref().is_some_and(under)
     }
 }
@@ -186,7 +187,9 @@ mod tests {
         for ours in ["localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "api.sbx.test", "SBX.test.", "x.localhost"] {
             assert!(names.contains(ours), "{ours}");
         }
-        for foreign in ["evil.example", "notsbx.test", "sbx.test.evil.example", "10.0.0.1", "", "localhost.evil.example"] {
+        for foreign in
+            ["evil.example", "notsbx.test", "sbx.test.evil.example", "10.0.0.1", "", "localhost.evil.example"]
+        {
             assert!(!names.contains(foreign), "{foreign}");
         }
     }

@@ -255,9 +255,7 @@ fn serve(connection: &Connection, mut inbox: mpsc::Receiver<Order>) {
         for (done, outcome) in outcomes {
             let outcome = match &committed {
                 Ok(()) => outcome,
-                Err(error) => {
-                    Err(LedgerError::Database { step: "commit", message: error.to_string() })
-                }
+                Err(error) => Err(LedgerError::Database { step: "commit", message: error.to_string() }),
             };
             // A writer that went away does not care.
             drop(done.send(outcome));

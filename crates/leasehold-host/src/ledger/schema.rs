@@ -67,3 +67,13 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Le
     }
     Ok(())
 }
+
+/// Makes a ledger as the program of `version` would have.
+#[cfg(test)]
+pub(super) fn make_version(path: &Path, version: u32) {
+    let connection = Connection::open(path).expect("opens");
+    for migration in MIGRATIONS.iter().take(usize::try_from(version).expect("small")) {
+        connection.execute_batch(migration).expect("applies");
+    }
+    connection.pragma_update(None, "user_version", version).expect("set");
+}

@@ -7,14 +7,14 @@ mod support;
 use std::time::Duration;
 
 use leasehold_e2b::{Client, ClientError, ClientErrorKind, NewSandbox, PauseMode, Timeouts, TransportKind};
-use support::faults::{READ, REMOTE_PROTOCOL, WRITE, rows};
+use support::faults::{READ, REMOTE_PROTOCOL, WRITE, for_each_row};
 use support::{KEY, Server, Step, refused_url, short};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-#[tokio::test]
-async fn every_failure_has_its_kind_and_is_not_repeated() {
-    for row in rows() {
-        let server = Server::start([row.step]).await;
+#[test]
+fn every_failure_has_its_kind_and_is_not_repeated() {
+    for_each_row(async |row| {
+        let server = Server::start([row.step.clone()]).await;
         let error = server.client().connect("abc", Duration::from_secs(60)).await.unwrap_err();
         assert!(row.kinds.contains(&error.kind()), "{}: {:?} {error}", row.name, error.kind());
         assert!(error.to_string().contains(row.message), "{}: {error}", row.name);
@@ -23,7 +23,7 @@ async fn every_failure_has_its_kind_and_is_not_repeated() {
         if row.name == "503" {
             assert_eq!(error.retry_after(), Some(Duration::from_secs(7)));
         }
-    }
+    });
 }
 
 #[tokio::test]
@@ -209,6 +209,29 @@ async fn http2_goaway_is_remote_protocol_and_not_repeated() {
         assert_eq!(error.kind(), REMOTE_PROTOCOL, "GOAWAY {error_code}: {error}");
         assert_eq!(server.await.unwrap(), 1, "GOAWAY {error_code}");
     }
+}
+
+#[tokio::test]
+async fn a_reset_within_an_http2_body_is_read() {
+    if std::env::var_os("LEASEHOLD_TEST_TLS").is_none() {
+        let test = "a_reset_within_an_http2_body_is_read";
+        return tokio::task::spawn_blocking(move || with_trusted_certificate(test)).await.unwrap();
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = tls_acceptor().accept(stream).await.unwrap();
+        stream.read_exact(&mut [0; 24]).await.unwrap();
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap(); // SETTINGS, empty
+        assert!(read_until_headers(&mut stream).await);
+        stream.write_all(&[0, 0, 1, 1, 4, 0, 0, 0, 1, 0x88]).await.unwrap(); // HEADERS of stream 1: status 200
+        stream.flush().await.unwrap();
+        stream.get_ref().0.set_zero_linger().unwrap();
+    });
+    let error = at(&url).get("abc").await.unwrap_err();
+    server.await.unwrap();
+    assert_eq!(error.kind(), READ, "{error}");
 }
 
 #[tokio::test]

@@ -1,7 +1,6 @@
 //! The same table through the driver: how often the server is asked, what the caller sees, what is logged.
 
 #![expect(clippy::unwrap_used, reason = "a failure here is the test's failure")]
-
 #![allow(dead_code, reason = "the records' helper serves other tests too")]
 #![allow(clippy::allow_attributes, reason = "`expect` would fail once all of it is used")]
 
@@ -20,21 +19,8 @@ use leasehold::{
 use leasehold_e2b::Client;
 use leasehold_e2b::driver::{Driver, DriverConfig};
 use records::{Record, Records};
-use support::faults::{Row, rows};
+use support::faults::{Row, for_each_row};
 use support::{KEY, Server, Step, refused_url, sandbox_json, short};
-
-/// Runs a test for every row, each in a thread of its own: records are caught per thread, and retries take their time.
-fn for_each_row(test: impl AsyncFn(&Row, Records) + Sync) {
-    std::thread::scope(|scope| {
-        for row in rows() {
-            let test = &test;
-            scope.spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(test(&row, Records::catch()));
-            });
-        }
-    });
-}
 
 fn driver(client: &Client) -> Driver<Client> {
     Driver::new(client.clone(), Arc::new(client.clone()), DriverConfig::new("base").unwrap())
@@ -69,7 +55,8 @@ fn is_success_without_body(row: &Row) -> bool {
 
 #[test]
 fn connect_is_tried_twice_on_the_control_set_only() {
-    for_each_row(async |row, records| {
+    for_each_row(async |row| {
+        let records = Records::catch();
         let server = Server::start([row.step.clone()]).await;
         let error = driver(&server.client()).acquire(&binding()).await.map(drop).unwrap_err();
         let lost = row.name == "404 with a body";
@@ -95,7 +82,8 @@ fn connect_is_tried_twice_on_the_control_set_only() {
 
 #[test]
 fn kill_is_tried_twice_on_the_control_set_only() {
-    for_each_row(async |row, records| {
+    for_each_row(async |row| {
+        let records = Records::catch();
         let server = Server::start([row.step.clone()]).await;
         let outcome = driver(&server.client()).destroy_binding(&destroy()).await;
         // Nothing is expected of the body of a successful kill, and absence is what was wanted.
@@ -149,7 +137,8 @@ fn stat() -> Step {
 
 #[test]
 fn pause_at_release_is_tried_twice_on_the_control_set_and_never_fails_the_caller() {
-    for_each_row(async |row, records| {
+    for_each_row(async |row| {
+        let records = Records::catch();
         let healthy = Step::json(200, r#"{"status":"ok"}"#);
         let server = Server::start([Step::json(200, &sandbox_json("abc")), stat(), healthy, row.step.clone()]).await;
         let driver = driver(&server.client());
@@ -181,7 +170,7 @@ fn create_is_asked_once_whatever_happens() {
         BindingId::new("b").unwrap(),
         WorkspaceId::new("w").unwrap(),
     );
-    for_each_row(async |row, _records| {
+    for_each_row(async |row| {
         let server = Server::start([row.step.clone(), Step::json(200, "[]")]).await;
         let error = driver(&server.client()).create_binding(&spec).await.unwrap_err();
         let capacity = row.name == "429";
@@ -199,7 +188,7 @@ fn create_is_asked_once_whatever_happens() {
 
 #[test]
 fn health_is_asked_three_times_on_the_health_set_only() {
-    for_each_row(async |row, _records| {
+    for_each_row(async |row| {
         let server = Server::start([Step::json(200, &sandbox_json("abc")), stat(), row.step.clone()]).await;
         let error = driver(&server.client()).acquire(&binding()).await.map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BindingAcquire, "{}", row.name);

@@ -25,40 +25,31 @@ fn kind_of(error: &reqwest::Error) -> TransportKind {
     if error.is_redirect() {
         return TransportKind::Redirects;
     }
-    let mut verdict = None;
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(cause) = next {
-        verdict = kind_of_cause(cause).or(verdict);
-        if verdict == Some(TransportKind::RequestBody) {
-            // What lies below is the caller's own failure, not the connection's.
-            break;
+        if let Some(kind) = kind_of_cause(cause) {
+            return kind;
         }
         next = cause.source();
     }
-    // An error without a known cause is the library's own: the answer made no sense to it.
-    verdict.unwrap_or(TransportKind::RemoteProtocol)
+    // What is neither the caller's nor the kernel's failure is the other side's: an incomplete message, garbage, HTTP/2 errors.
+    TransportKind::RemoteProtocol
 }
 
-/// What one link of the chain says. Deeper links are closer to the truth and win.
+/// What one link of the chain says, if it decides.
 fn kind_of_cause(cause: &(dyn Error + 'static)) -> Option<TransportKind> {
     if let Some(error) = cause.downcast_ref::<hyper::Error>() {
-        return kind_of_hyper(error);
+        if error.is_body_write_aborted() {
+            return Some(TransportKind::Write);
+        }
+        // What lies below is the caller's own failure, not the connection's.
+        return error.is_user().then_some(TransportKind::RequestBody);
     }
     if let Some(error) = cause.downcast_ref::<h2::Error>() {
-        return error.get_io().map_or(Some(TransportKind::RemoteProtocol), |io| Some(kind_of_io(io)));
+        // Its I/O error is no `source`.
+        return error.get_io().map(kind_of_io);
     }
     cause.downcast_ref::<io::Error>().map(kind_of_io)
-}
-
-fn kind_of_hyper(error: &hyper::Error) -> Option<TransportKind> {
-    if error.is_body_write_aborted() {
-        return Some(TransportKind::Write);
-    }
-    if error.is_user() {
-        return Some(TransportKind::RequestBody);
-    }
-    let protocol = error.is_incomplete_message() || error.is_parse() || error.is_canceled() || error.is_closed();
-    protocol.then_some(TransportKind::RemoteProtocol)
 }
 
 fn kind_of_io(error: &io::Error) -> TransportKind {

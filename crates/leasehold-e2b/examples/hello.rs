@@ -9,7 +9,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use leasehold_e2b::{Client, ClientError, NewSandbox, Output, ProcessSpec, Sandbox};
+use leasehold_e2b::{Client, NewSandbox, Output, ProcessSpec, Sandbox};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,21 +24,17 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Writes a file, and shows it with a command inside.
-async fn greet(sandbox: &Sandbox) -> Result<i32, ClientError> {
+async fn greet(sandbox: &Sandbox) -> Result<i32, Box<dyn std::error::Error>> {
     sandbox.files().write("greeting.txt", "hello from inside\n").await?;
     let spec = ProcessSpec::new("cat").argument("greeting.txt").timeout(Duration::from_secs(10));
     let mut process = sandbox.start(&spec).await?;
     let mut code = -1;
     while let Some(output) = process.next().await? {
-        // A reader that left is no reason to leave the sandbox behind.
-        let _: std::io::Result<()> = match output {
-            Output::Stdout(bytes) | Output::Pty(bytes) => std::io::stdout().write_all(&bytes),
-            Output::Stderr(bytes) => std::io::stderr().write_all(&bytes),
-            Output::End(end) => {
-                code = end.exit_code;
-                Ok(())
-            }
-        };
+        match output {
+            Output::Stdout(bytes) | Output::Pty(bytes) => std::io::stdout().write_all(&bytes)?,
+            Output::Stderr(bytes) => std::io::stderr().write_all(&bytes)?,
+            Output::End(end) => code = end.exit_code,
+        }
     }
     Ok(code)
 }

@@ -13,6 +13,7 @@ mod identity;
 pub mod init;
 pub mod process;
 pub mod rpc;
+pub mod shellctl;
 pub mod supervise;
 mod sys;
 pub mod users;

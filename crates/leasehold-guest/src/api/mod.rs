@@ -4,6 +4,7 @@ mod access;
 mod metrics;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use envd::{Empty, RpcError};
@@ -41,10 +42,10 @@ pub struct Api {
 }
 
 impl Api {
-    /// Serves this guest to callers from there.
-    pub fn new(guest: Arc<Guest>, origin: Origin) -> Self {
+    /// Serves this guest to callers from there. Unfinished uploads are made in `uploads`.
+    pub fn new(guest: Arc<Guest>, origin: Origin, uploads: &Path) -> Self {
         let processes = ProcessService::new(Arc::clone(&guest));
-        let files = Files::new(guest.users.clone());
+        let files = Files::new(guest.users.clone()).with_workshop(uploads);
         Self { guest, origin, processes, files, metrics: metrics::Metrics::default() }
     }
 

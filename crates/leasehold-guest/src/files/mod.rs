@@ -58,6 +58,7 @@ use envd::{EntryInfo, EntryResponse, ListDirRequest, ListDirResponse, MoveReques
 pub(crate) use actor::ActingAs;
 pub use error::FileError;
 pub use staging::TEMPORARY_PREFIX;
+pub(crate) use tree::remove as remove_tree;
 
 use crate::identity::Identity;
 use crate::users::{User, Users};
@@ -112,9 +113,6 @@ pub struct Files {
     users: Users,
     workshop: Workshop,
 }
-
-/// Where [`Files::with_workshop`] is to make its directory in a sandbox.
-pub const WORKSHOP: &str = "/var/lib/leasehold/uploads";
 
 impl Files {
     /// Serves files of the users listed there.

@@ -126,7 +126,7 @@ const MAX_PASSES: usize = 100;
 /// Removes whatever is at `absolute`, with all that is below, not following links; nothing there is fine. Every step names one
 /// entry of a directory that is held open, so swapping a directory for a link meanwhile leads nowhere else. Goes on after a
 /// failure and reports the first.
-pub(super) fn remove(absolute: &str) -> Result<(), Errno> {
+pub(crate) fn remove(absolute: &str) -> Result<(), Errno> {
     match unlink(absolute) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         // unlink(2) says EISDIR on Linux; POSIX allows EPERM.

@@ -23,6 +23,7 @@ use crate::api::{Api, Origin};
 use crate::guest::Guest;
 use crate::http::{Handler, Limits, Listener, Server};
 use crate::process::{Processes, Reaping};
+use crate::shellctl::Daemon;
 use crate::sys;
 use crate::users::Users;
 
@@ -78,7 +79,9 @@ fn start(options: &Options) -> Result<Server, String> {
 }
 
 fn listeners(options: &Options, guest: &Arc<Guest>) -> Result<Vec<Listener>, String> {
-    let envd = |origin| -> Arc<dyn Handler> { Arc::new(Api::new(Arc::clone(guest), origin)) };
+    let uploads = options.state_dir.join("uploads");
+    let envd = |origin| -> Arc<dyn Handler> { Arc::new(Api::new(Arc::clone(guest), origin, &uploads)) };
+    let shellctl: Arc<dyn Handler> = Arc::new(Daemon::new(Arc::clone(guest), options.state_dir.join("shellctl")));
     let mut listeners = Vec::with_capacity(5);
     let mut http = |name: &str, handler: Arc<dyn Handler>| {
         let listener = bind_unix(&options.run_dir.join(name))?;
@@ -86,11 +89,12 @@ fn listeners(options: &Options, guest: &Arc<Guest>) -> Result<Vec<Listener>, Str
         Ok::<_, String>(())
     };
     http("envd.sock", envd(Origin::Host))?;
+    http("shellctl.sock", Arc::clone(&shellctl))?;
     let control = bind_unix(&options.run_dir.join("ctl.sock"))?;
     let shared = Arc::clone(guest);
     let control = Listener::raw(control, move |socket| control::serve(socket, &shared));
     listeners.push(control.map_err(|error| format!("ctl.sock: {error}"))?);
-    for (port, handler) in [(options.envd_port, envd(Origin::Loopback))] {
+    for (port, handler) in [(options.envd_port, envd(Origin::Loopback)), (options.shellctl_port, shellctl)] {
         let Some(port) = port else { continue };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|error| {
             format!("port {port} of the sandbox is needed by the guest and cannot be taken: {error}")

@@ -19,6 +19,8 @@ pub(super) struct Options {
     pub(super) envd_port: Option<u16>,
     /// Loopback port of the shellctl face. `--shellctl-port N`, 0 for none; default 5004.
     pub(super) shellctl_port: Option<u16>,
+    /// What the guest keeps beside the user's files. `--state DIR`; default `/var/lib/leasehold`.
+    pub(super) state_dir: PathBuf,
     /// Where the ready line goes. `--ready-fd N`, 1 for stdout; default [`READY_FD`].
     pub(super) ready_fd: i32,
 }
@@ -30,6 +32,7 @@ impl Options {
             run_dir: "/run/leasehold".into(),
             envd_port: Some(envd::PORT),
             shellctl_port: Some(shellctl::limits::DEFAULT_PORT),
+            state_dir: "/var/lib/leasehold".into(),
             ready_fd: READY_FD,
         };
         while let Some(name) = args.next() {
@@ -42,6 +45,7 @@ impl Options {
             match name.to_str() {
                 Some("--identity") => options.identity = value.into(),
                 Some("--run") => options.run_dir = value.into(),
+                Some("--state") => options.state_dir = value.into(),
                 Some("--envd-port") => options.envd_port = port()?,
                 Some("--shellctl-port") => options.shellctl_port = port()?,
                 Some("--ready-fd") => options.ready_fd = number(1023)?.into(),

@@ -51,6 +51,8 @@ impl TestGuest {
         let mut child = Command::new(env!("CARGO_BIN_EXE_leasehold-guest"))
             .args(["init", "--ready-fd", "1", "--run"])
             .arg(dir.path())
+            .arg("--state")
+            .arg(dir.path().join("state"))
             .args(args)
             .env_clear()
             .stdin(Stdio::null())

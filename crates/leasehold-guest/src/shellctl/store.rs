@@ -1,0 +1,300 @@
+//! Directories of jobs: `<state>/jobs/<id>/` with `script`, `output.log`, `job.json`, and in mode `stdio` `stderr.log`.
+//!
+//! They belong to the user that runs the jobs, so all work in them is done as that user, and what is read back from them is checked: it
+//! is the user's word, not ours.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Gid, Mode as FileMode, OFlags, Uid, fchmod, fchown, fstat, open};
+use serde::{Deserialize, Serialize};
+use shellctl::{ErrorCode, JobId, JobStatus, Mode, Timestamp};
+
+use super::Refusal;
+use super::job::{Files, Job};
+use super::log::Log;
+use super::table::Table;
+use crate::files::{ActingAs, remove_tree};
+use crate::users::User;
+
+/// Tries to find a free id before giving up. With 64 random bits the second is never needed.
+const ID_TRIES: usize = 20;
+/// Longest record that is read back, in bytes.
+const MAX_RECORD_BYTES: u64 = 16 << 10;
+
+const SCRIPT: &str = "script";
+const OUTPUT: &str = "output.log";
+const ERRORS: &str = "stderr.log";
+const RECORD: &str = "job.json";
+
+/// What is remembered of a job over a cold start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Record {
+    /// The sandbox it ran in: a sandbox made from a snapshot of that one must not show it.
+    pub(super) sandbox_id: String,
+    pub(super) status: JobStatus,
+    pub(super) exit_code: Option<i32>,
+    pub(super) created_at: Timestamp,
+    pub(super) started_at: Option<Timestamp>,
+    pub(super) ended_at: Option<Timestamp>,
+    pub(super) reason: Option<String>,
+}
+
+/// A job's directory, made for it.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) id: JobId,
+    pub(super) directory: PathBuf,
+    pub(super) script: PathBuf,
+    pub(super) files: Files,
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    pub(super) fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    fn jobs(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
+    /// Makes the state directory and gives it to `user`. Its parents stay root's, so nobody else can put something in its place.
+    fn own(&self, user: &User) -> io::Result<()> {
+        match fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.root) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = open(&self.root, flags, FileMode::empty())?;
+        let found = fstat(&root)?;
+        if found.st_uid != user.uid {
+            fchown(&root, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?;
+        }
+        if found.st_mode & 0o777 != 0o700 {
+            fchmod(&root, FileMode::RWXU)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the directory of a new job.
+    pub(super) fn prepare(&self, user: &User, script: &str, mode: Mode, table: &Table) -> Result<Prepared, Refusal> {
+        let failed = |error: io::Error| Refusal::internal("make the job's directory", &error);
+        self.own(user).map_err(failed)?;
+        let _acting = ActingAs::user(user).map_err(failed)?;
+        let jobs = self.jobs();
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&jobs).map_err(failed)?;
+        for _ in 0..ID_TRIES {
+            let id = random_id().map_err(failed)?;
+            let directory = jobs.join(id.as_str());
+            match fs::DirBuilder::new().mode(0o700).create(&directory) {
+                Ok(()) => {
+                    return fill(id, &directory, script, mode, table).map_err(|error| {
+                        // The first error is the one to report; an unfinished directory goes at the next boot at the latest.
+                        remove_tree(&directory.to_string_lossy()).ok();
+                        failed(error)
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(Refusal::new(ErrorCode::JobIdCollision, format!("no free job id found in {ID_TRIES} tries")))
+    }
+
+    /// Removes directories of jobs. What fails is left to the next boot, which removes directories without a valid record.
+    pub(super) fn remove(&self, user: &User, directories: impl IntoIterator<Item = PathBuf>) {
+        let mut directories = directories.into_iter().peekable();
+        if directories.peek().is_none() {
+            return;
+        }
+        let Ok(_acting) = ActingAs::user(user) else { return };
+        for directory in directories {
+            remove_tree(&directory.to_string_lossy()).ok();
+        }
+    }
+
+    /// The jobs of an earlier boot of this sandbox, oldest first. Removes what is none: unfinished directories, and jobs of the sandbox
+    /// whose snapshot this one was made from.
+    pub(super) fn recover(&self, user: &User, sandbox_id: &str, table: &Table) -> Vec<Arc<Job>> {
+        let Ok(_acting) = ActingAs::user(user) else { return Vec::new() };
+        let Ok(entries) = fs::read_dir(self.jobs()) else { return Vec::new() };
+        let mut found = Vec::new();
+        for entry in entries.flatten() {
+            let directory = entry.path();
+            let id = entry.file_name().to_str().and_then(|name| JobId::new(name).ok());
+            match id.and_then(|id| recover_one(id, &directory, sandbox_id, table)) {
+                Some(job) => found.push(Arc::new(job)),
+                None => drop(remove_tree(&directory.to_string_lossy())),
+            }
+        }
+        found.sort_by_key(|job| job.created_at);
+        found
+    }
+}
+
+fn random_id() -> io::Result<JobId> {
+    let mut bytes = [0; 8];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(JobId::new(format!("{:016x}", u64::from_ne_bytes(bytes))).expect("16 hexadecimal digits are a job id"))
+}
+
+fn fill(id: JobId, directory: &Path, script: &str, mode: Mode, table: &Table) -> io::Result<Prepared> {
+    let create = |name: &str, mode: u32| {
+        OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(directory.join(name))
+    };
+    let script_mode = if script.starts_with("#!") { 0o700 } else { 0o600 };
+    create(SCRIPT, script_mode)?.write_all(script.as_bytes())?;
+    let log =
+        |name| Ok::<_, io::Error>(Log::new(create(name, 0o600)?, 0, table.output_limit(), Arc::clone(&table.budget)));
+    let files = Files {
+        output: log(OUTPUT)?,
+        errors: if mode == Mode::Stdio { Some(log(ERRORS)?) } else { None },
+        record: Some(create(RECORD, 0o600)?),
+    };
+    Ok(Prepared { id, directory: directory.to_owned(), script: directory.join(SCRIPT), files })
+}
+
+fn recover_one(id: JobId, directory: &Path, sandbox_id: &str, table: &Table) -> Option<Job> {
+    // No links and no pipes: both would be the user's doing.
+    let open = |name: &str, write: bool| {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(write)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(directory.join(name))
+            .ok()?;
+        file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
+    };
+    let mut bytes = Vec::new();
+    open(RECORD, false)?.take(MAX_RECORD_BYTES).read_to_end(&mut bytes).ok()?;
+    let record: Record = serde_json::from_slice(&bytes).ok()?;
+    if record.sandbox_id != sandbox_id {
+        return None;
+    }
+    let output = open(OUTPUT, true)?;
+    let size = output.metadata().ok()?.len();
+    let log = Log::new(output, size, table.output_limit(), Arc::clone(&table.budget));
+    Some(Job::recovered(id, directory.to_owned(), log, &record))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::time::SystemTime;
+
+    use super::super::Bounds;
+    use super::*;
+
+    fn user() -> User {
+        User {
+            name: "u".into(),
+            uid: 54_321,
+            gid: 54_322,
+            groups: vec![54_322],
+            home: "/".into(),
+            shell: "/bin/sh".into(),
+        }
+    }
+
+    /// A state directory below one that everybody can pass through, as in a sandbox.
+    fn scratch() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let store = Store::new(dir.path().join("state/shellctl"));
+        (dir, store)
+    }
+
+    fn table() -> Table {
+        Table::new(Bounds::default())
+    }
+
+    fn keep(prepared: &Prepared, status: JobStatus, sandbox_id: &str) {
+        let record = Record {
+            sandbox_id: sandbox_id.into(),
+            status,
+            exit_code: status.is_done().then_some(3),
+            created_at: SystemTime::now().into(),
+            started_at: None,
+            ended_at: None,
+            reason: None,
+        };
+        fs::write(prepared.directory.join(RECORD), serde_json::to_vec(&record).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_jobs_files_belong_to_its_user_and_are_closed_to_others() {
+        let (_dir, store) = scratch();
+        let prepared = store.prepare(&user(), "#!/bin/sh\n", Mode::Stdio, &table()).unwrap();
+        assert_eq!(prepared.id.as_str().len(), 16);
+        assert_eq!(fs::read_to_string(&prepared.script).unwrap(), "#!/bin/sh\n");
+        for (name, mode) in [("", 0o700), (SCRIPT, 0o700), (OUTPUT, 0o600), (ERRORS, 0o600), (RECORD, 0o600)] {
+            let found = fs::metadata(prepared.directory.join(name)).unwrap();
+            assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (54_321, 54_322, mode), "{name:?}");
+        }
+        assert_eq!(fs::metadata(&store.root).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(store.root.parent().unwrap()).unwrap().uid(), 0);
+        let plain = store.prepare(&user(), "echo", Mode::Pty, &table()).unwrap();
+        assert_eq!(fs::metadata(&plain.script).unwrap().mode() & 0o777, 0o600);
+        assert!(plain.files.errors.is_none());
+    }
+
+    #[test]
+    fn finished_jobs_come_back_running_ones_are_lost_and_strangers_go() {
+        let (_dir, store) = scratch();
+        let prepare = || store.prepare(&user(), "x", Mode::Pty, &table()).unwrap();
+        let (done, running, stranger, unfinished) = (prepare(), prepare(), prepare(), prepare());
+        keep(&done, JobStatus::Exited, "here");
+        fs::write(done.directory.join(OUTPUT), "output").unwrap();
+        keep(&running, JobStatus::Running, "here");
+        keep(&stranger, JobStatus::Exited, "parent");
+        let table = table();
+        let jobs = store.recover(&user(), "here", &table);
+        let find = |prepared: &Prepared| jobs.iter().find(|job| job.id == prepared.id).map(|job| job.view());
+        let view = find(&done).unwrap();
+        assert_eq!((view.status, view.exit_code, view.offset), (JobStatus::Exited, Some(3), 6));
+        let view = find(&running).unwrap();
+        assert_eq!((view.status, view.exit_code, view.done), (JobStatus::Lost, None, true));
+        assert_eq!(jobs.len(), 2);
+        assert!(!stranger.directory.exists() && !unfinished.directory.exists());
+    }
+
+    #[test]
+    fn what_the_user_put_in_place_of_files_is_not_followed() {
+        let (dir, store) = scratch();
+        let secret = dir.path().join("secret");
+        fs::write(&secret, "root's").unwrap();
+        let (link, pipe, huge) = {
+            let prepare = || store.prepare(&user(), "x", Mode::Pty, &table()).unwrap();
+            (prepare(), prepare(), prepare())
+        };
+        for prepared in [&link, &pipe, &huge] {
+            keep(prepared, JobStatus::Exited, "here");
+        }
+        fs::remove_file(link.directory.join(OUTPUT)).unwrap();
+        std::os::unix::fs::symlink(&secret, link.directory.join(OUTPUT)).unwrap();
+        fs::remove_file(pipe.directory.join(OUTPUT)).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            pipe.directory.join(OUTPUT),
+            rustix::fs::FileType::Fifo,
+            FileMode::from_raw_mode(0o666),
+            0,
+        )
+        .unwrap();
+        fs::write(huge.directory.join(RECORD), vec![b' '; 1 << 20]).unwrap();
+        assert!(store.recover(&user(), "here", &table()).is_empty());
+        assert_eq!(fs::read_to_string(&secret).unwrap(), "root's");
+    }
+}

@@ -1,0 +1,234 @@
+//! All jobs, in the order of their start, and which of them are kept.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use shellctl::{ErrorCode, JobId, JobInfo, JobStatus, Timestamp};
+
+use super::job::Job;
+use super::log::Budget;
+use super::{Bounds, Refusal};
+
+/// All jobs.
+#[derive(Debug)]
+pub(super) struct Table {
+    bounds: Bounds,
+    pub(super) budget: Arc<Budget>,
+    jobs: Mutex<Jobs>,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    in_order: BTreeMap<u64, Arc<Job>>,
+    by_id: HashMap<JobId, u64>,
+    next: u64,
+    /// Jobs that were admitted and have not ended.
+    running: usize,
+    garbage: Vec<PathBuf>,
+}
+
+/// The right to start one job; given back when dropped unused.
+#[derive(Debug)]
+pub(super) struct Place {
+    table: Arc<Table>,
+    used: bool,
+}
+
+impl Place {
+    /// The job runs: its end gives the place back.
+    pub(super) fn taken(mut self) {
+        self.used = true;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.used {
+            self.table.note_end();
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self { bounds, budget: Arc::new(Budget::new(bounds.total_bytes)), jobs: Mutex::default() }
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn output_limit(&self) -> u64 {
+        self.bounds.output_bytes
+    }
+
+    /// Admits one more running job.
+    pub(super) fn admit(self: &Arc<Self>) -> Result<Place, Refusal> {
+        let mut jobs = self.jobs();
+        if jobs.running >= self.bounds.running {
+            let message = format!("{} jobs run already, no more are started: terminate some", jobs.running);
+            return Err(Refusal::new(ErrorCode::TooManyJobs, message));
+        }
+        jobs.running += 1;
+        Ok(Place { table: Arc::clone(self), used: false })
+    }
+
+    /// A job ended, or was not started after all.
+    pub(super) fn note_end(&self) {
+        let mut jobs = self.jobs();
+        jobs.running = jobs.running.saturating_sub(1);
+    }
+
+    /// Adds a job as the newest.
+    pub(super) fn insert(&self, job: Arc<Job>) {
+        let mut jobs = self.jobs();
+        let number = jobs.next;
+        jobs.next += 1;
+        jobs.by_id.insert(job.id.clone(), number);
+        jobs.in_order.insert(number, job);
+    }
+
+    pub(super) fn get(&self, id: &JobId) -> Result<Arc<Job>, Refusal> {
+        let jobs = self.jobs();
+        let found = jobs.by_id.get(id).and_then(|number| jobs.in_order.get(number)).cloned();
+        found.ok_or_else(|| Refusal::new(ErrorCode::JobNotFound, format!("job {id} does not exist")))
+    }
+
+    /// Takes a job out. `None` when somebody else has.
+    pub(super) fn remove(&self, id: &JobId) -> Option<Arc<Job>> {
+        let mut jobs = self.jobs();
+        let number = jobs.by_id.remove(id)?;
+        jobs.in_order.remove(&number)
+    }
+
+    /// The newest jobs, newest first.
+    pub(super) fn list(&self, status: Option<JobStatus>, limit: u64) -> Vec<JobInfo> {
+        let jobs: Vec<_> = self.jobs().in_order.values().rev().cloned().collect();
+        let infos = jobs.iter().map(|job| job.info());
+        let wanted = infos.filter(|info| status.is_none_or(|status| info.status == status));
+        wanted.take(usize::try_from(limit).unwrap_or(usize::MAX)).collect()
+    }
+
+    /// Takes out the finished jobs that are too old or too many.
+    pub(super) fn expire(&self) {
+        let now = Timestamp::from(SystemTime::now()).unix_seconds();
+        let kept_for = i64::try_from(self.bounds.kept_for.as_secs()).unwrap_or(i64::MAX);
+        let mut jobs = self.jobs();
+        let finished: Vec<_> =
+            jobs.in_order.iter().filter_map(|(number, job)| Some((*number, job.ended_at()?))).collect();
+        let too_many = finished.len().saturating_sub(self.bounds.finished);
+        for (position, (number, ended_at)) in finished.into_iter().enumerate() {
+            if position < too_many || now.saturating_sub(ended_at.unix_seconds()) > kept_for {
+                jobs.evict(number);
+            }
+        }
+    }
+
+    /// Makes room for `bytes` of output, if there is none, by taking out the oldest finished jobs.
+    pub(super) fn make_room(&self, bytes: u64) {
+        while self.budget.lacks(bytes) {
+            let mut jobs = self.jobs();
+            let oldest = jobs.in_order.iter().find(|(_, job)| job.is_done()).map(|(number, _)| *number);
+            let Some(oldest) = oldest else { return };
+            jobs.evict(oldest);
+        }
+    }
+
+    /// Directories of jobs that were taken out, to be removed by whoever asks.
+    pub(super) fn take_garbage(&self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.jobs().garbage)
+    }
+}
+
+impl Jobs {
+    fn evict(&mut self, number: u64) {
+        if let Some(job) = self.in_order.remove(&number) {
+            self.by_id.remove(&job.id);
+            job.empty();
+            self.garbage.push(job.directory.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shellctl::Mode;
+
+    use super::*;
+    use crate::shellctl::job::Files;
+    use crate::shellctl::log::Log;
+
+    fn table(finished: usize, total_bytes: u64) -> Arc<Table> {
+        let bounds =
+            Bounds { output_bytes: 1000, total_bytes, kept_for: Duration::from_secs(3600), finished, running: 2 };
+        Arc::new(Table::new(bounds))
+    }
+
+    fn add(table: &Table, id: &str, bytes: &[u8]) -> Arc<Job> {
+        let mut output = Log::new(tempfile::tempfile().unwrap(), 0, 1000, Arc::clone(&table.budget));
+        output.append(bytes);
+        let files = Files { output, errors: None, record: None };
+        let id = JobId::new(id).unwrap();
+        let job = Arc::new(Job::new(id.clone(), PathBuf::from("/jobs").join(id.as_str()), Mode::Stdio, files, "s"));
+        table.insert(Arc::clone(&job));
+        job
+    }
+
+    fn ids(table: &Table, status: Option<JobStatus>, limit: u64) -> Vec<String> {
+        table.list(status, limit).into_iter().map(|info| info.job_id.to_string()).collect()
+    }
+
+    #[test]
+    fn listings_are_newest_first_and_filtered_before_they_are_cut() {
+        let table = table(10, 1000);
+        for id in ["a", "b", "c"] {
+            add(&table, id, b"");
+        }
+        table.get(&JobId::new("a").unwrap()).unwrap().did_not_start(None, "x");
+        assert_eq!(ids(&table, None, 2), ["c", "b"]);
+        assert_eq!(ids(&table, Some(JobStatus::Failed), 1), ["a"]);
+    }
+
+    #[test]
+    fn only_so_many_finished_jobs_are_kept_and_running_ones_always() {
+        let table = table(2, 1000);
+        for id in ["a", "b", "c", "d"] {
+            let job = add(&table, id, b"");
+            if id != "a" {
+                job.did_not_start(None, "x");
+            }
+        }
+        table.expire();
+        assert_eq!(ids(&table, None, 10), ["d", "c", "a"]);
+        assert_eq!(table.take_garbage(), [PathBuf::from("/jobs/b")]);
+        assert!(table.get(&JobId::new("b").unwrap()).is_err());
+    }
+
+    #[test]
+    fn output_of_the_oldest_finished_jobs_gives_way() {
+        let table = table(10, 100);
+        add(&table, "running", &[b'x'; 40]);
+        add(&table, "old", &[b'x'; 30]).did_not_start(None, "x");
+        add(&table, "young", &[b'x'; 30]).did_not_start(None, "x");
+        table.make_room(20);
+        assert_eq!(ids(&table, None, 10), ["young", "running"]);
+        table.make_room(1000);
+        assert_eq!(ids(&table, None, 10), ["running"]);
+    }
+
+    #[test]
+    fn places_are_limited_and_come_back() {
+        let table = table(10, 100);
+        let first = table.admit().unwrap();
+        table.admit().unwrap().taken();
+        assert_eq!(table.admit().unwrap_err().code, ErrorCode::TooManyJobs);
+        drop(first);
+        table.admit().unwrap().taken();
+        table.note_end();
+        assert!(table.admit().is_ok());
+    }
+}

@@ -17,10 +17,11 @@ use crate::cgroup::{CgroupReport, CgroupVersion, Cgroups, Group};
 use crate::error::{During, EngineError, ErrorKind};
 use crate::launch::Launch;
 use crate::layer;
-use crate::paths::{DataDir, IdMode, private_dir, remove_all, set_mode};
+use crate::paths::{DataDir, IdMode, private_dir, set_mode};
 use crate::plan::{self, HostFacts, ID_BASE, Request};
 use crate::process;
 use crate::record::{self, BootRecord};
+use crate::removal::remove_all;
 use crate::skeleton;
 use crate::spec::{GuestSocket, LayerDigest, ProcessId, Running, StartSpec, Template, Usage, check_id, hex};
 use crate::undo::Undo;
@@ -121,11 +122,14 @@ pub struct Engine {
 impl Engine {
     /// Looks at the machine and prepares the data directory: the guest binary and the base layer.
     ///
+    /// Only one process may have an engine open on a data directory, which the caller sees to (by a lock).
+    ///
     /// # Errors
     /// `Unsupported` if sandboxes cannot work here, `InvalidInput` for a data directory that belongs to another user, else what the system said.
     pub fn open(config: EngineConfig) -> Result<Self, EngineError> {
         check_machine()?;
         let data = DataDir::open(&config.data_dir)?;
+        layer::remove_unfinished(&data)?;
         let mode = IdMode::Range;
         let guest = crate::guest_binary::install(&data)?;
         let facts = HostFacts::read(Path::new("/"));
@@ -326,7 +330,7 @@ impl Engine {
         }
         // Where it was put, and where this host would put it: they differ after a restart elsewhere.
         let mut groups: Vec<Group> = record.into_iter().map(|record| record.group).collect();
-        let own = self.cgroups.plan(id, &crate::spec::Limits::default())?;
+        let own = self.cgroups.everywhere(id);
         if !groups.contains(&own) {
             groups.push(own);
         }

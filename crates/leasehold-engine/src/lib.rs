@@ -21,6 +21,7 @@ mod paths;
 mod plan;
 mod process;
 mod record;
+mod removal;
 mod skeleton;
 mod spec;
 mod undo;

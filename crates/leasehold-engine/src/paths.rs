@@ -167,21 +167,6 @@ pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<(), EngineError> {
         .during("directory", format_args!("cannot set the mode of {}", path.display()))
 }
 
-/// Removes a file or a whole tree; what is not there is removed already.
-pub(crate) fn remove_all(path: &Path) -> Result<(), EngineError> {
-    let result = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => Err(error),
-        // remove_dir_all never follows symbolic links, also not ones that appear meanwhile.
-        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-    };
-    match result {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => other.during("remove", format_args!("cannot remove {}", path.display())),
-    }
-}
-
 /// Makes a rename or a new file in `directory` survive a power failure.
 pub(crate) fn sync_dir(directory: &Path) -> Result<(), EngineError> {
     fs::File::open(directory)

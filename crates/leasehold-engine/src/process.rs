@@ -33,6 +33,20 @@ pub(crate) fn start_time(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
+/// Memory of a process that no file stands behind, in bytes.
+pub(crate) fn unshared_memory(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let kib = |line: &str| line.trim().trim_end_matches(" kB").parse::<u64>().ok();
+    Some(
+        status
+            .lines()
+            .filter_map(|line| line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("RssShmem:")))
+            .filter_map(kib)
+            .sum::<u64>()
+            << 10,
+    )
+}
+
 /// Whether it has ended. A zombie has.
 pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> Result<bool, Errno> {
     await_end(pidfd, Duration::ZERO)

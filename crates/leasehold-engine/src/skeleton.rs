@@ -11,12 +11,18 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::error::{During, EngineError};
-use crate::paths::{DataDir, IdMode, private_dir, remove_all, set_mode, sync_dir};
+use crate::layer::unfinished;
+use crate::paths::{DataDir, IdMode, private_dir, set_mode};
 use crate::plan::{HostFacts, HostRoot, ID_BASE};
+use crate::record::machine_boot_id;
+use crate::removal::remove_all;
 use crate::spec::hex;
 
 /// The ordinary user of template `host`.
 const USER: u32 = 1000;
+
+/// Prefix of the layer's name in the cache; names of stored layers are hexadecimal.
+const PREFIX: &str = "host-";
 
 /// One entry, in the order in which it is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -239,14 +245,18 @@ pub(crate) fn stamp(entries: &[Entry]) -> String {
 }
 
 /// Writes the layer unless it is there, and says where.
+///
+/// It is not synced to disk, which may take seconds on a busy one. Instead the machine's boot id is part of the name, so that what a power failure left
+/// incomplete is never used again; layers of earlier boots are deleted, as nothing runs on them.
 pub(crate) fn install(data: &DataDir, mode: IdMode, entries: &[Entry]) -> Result<PathBuf, EngineError> {
     const STAGE: &str = "base";
-    let target = data.cached(&format!("host-{}", &stamp(entries)[..32]), mode);
+    let boot = machine_boot_id()?;
+    remove_earlier(data, &boot)?;
+    let target = data.cached(&format!("{PREFIX}{}-{boot}", &stamp(entries)[..32]), mode);
     if target.exists() {
         return Ok(target);
     }
-    let temporary = data.cache().join(format!(".new-host-{}", std::process::id()));
-    remove_all(&temporary)?;
+    let temporary = unfinished(&data.cache());
     private_dir(&temporary)?;
     for entry in entries {
         let path = temporary.join(&entry.path);
@@ -267,12 +277,23 @@ pub(crate) fn install(data: &DataDir, mode: IdMode, entries: &[Entry]) -> Result
         }
     }
     match fs::rename(&temporary, &target) {
-        Ok(()) => sync_dir(&data.cache())?,
+        Ok(()) => {}
         // Somebody else was first; both are the same.
         Err(_) if target.exists() => remove_all(&temporary)?,
         Err(error) => return Err(error).during(STAGE, target.display()),
     }
     Ok(target)
+}
+
+fn remove_earlier(data: &DataDir, boot: &str) -> Result<(), EngineError> {
+    for entry in fs::read_dir(data.cache()).during("base", "cannot list the cache")?.filter_map(Result::ok) {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(PREFIX) && !name.contains(boot) {
+            remove_all(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

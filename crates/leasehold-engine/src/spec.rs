@@ -88,7 +88,7 @@ impl GuestSocket {
 /// What a sandbox uses now. A figure is absent where the machine does not account it per sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory in bytes, page cache included.
+    /// Memory in bytes: with a memory controller page cache included, else what no file stands behind.
     pub memory_bytes: Option<u64>,
     /// Processor time since the start, in microseconds.
     pub cpu_micros: Option<u64>,

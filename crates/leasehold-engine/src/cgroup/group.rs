@@ -146,6 +146,8 @@ impl Group {
         self.directories().try_for_each(|directory| remove(directory))
     }
 
+    /// What the processes use. Version 2 counts processor time always; the rest is counted by a controller if the sandbox is under one, else looked up
+    /// process by process.
     pub(crate) fn usage(&self) -> Usage {
         let unified = |file: &str| self.unified.as_ref().and_then(|group| fs::read_to_string(group.join(file)).ok());
         let legacy = |controller: &str, file: &str| {
@@ -153,15 +155,21 @@ impl Group {
         };
         let number = |text: String| text.trim().parse::<u64>().ok();
         let cpu = |text: String| text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok());
+        let unshared = || {
+            let group = self.unified.as_ref()?;
+            Some(members(group).into_iter().filter_map(crate::process::unshared_memory).sum())
+        };
+        let threads = |text: String| u64::try_from(text.lines().count()).ok();
         Usage {
             memory_bytes: unified("memory.current")
                 .or_else(|| legacy("memory", "memory.usage_in_bytes"))
-                .and_then(number),
-            cpu_micros: legacy("cpuacct", "cpuacct.usage")
                 .and_then(number)
-                .map(|nanos| nanos / 1000)
-                .or_else(|| unified("cpu.stat").and_then(cpu)),
-            pids: unified("pids.current").or_else(|| legacy("pids", "pids.current")).and_then(number),
+                .or_else(unshared),
+            cpu_micros: unified("cpu.stat").and_then(cpu),
+            pids: unified("pids.current")
+                .or_else(|| legacy("pids", "pids.current"))
+                .and_then(number)
+                .or_else(|| unified("cgroup.threads").and_then(threads)),
         }
     }
 }

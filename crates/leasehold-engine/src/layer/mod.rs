@@ -31,8 +31,9 @@ pub(crate) use pack::pack;
 pub(crate) use unpack::unpack;
 
 use crate::error::{During, EngineError, ErrorKind};
-use crate::paths::{DataDir, IdMode, remove_all, sync_dir};
+use crate::paths::{DataDir, IdMode, sync_dir};
 use crate::plan::{ID_BASE, ID_COUNT};
+use crate::removal::remove_all;
 use crate::spec::LayerDigest;
 
 /// Prefix of names that hide something below.
@@ -44,13 +45,30 @@ const LITERAL: &str = "LEASEHOLD.literal";
 /// Prefix of PAX records that are extended attributes.
 const XATTR: &str = "SCHILY.xattr.";
 
-/// Prefix of what is not finished; see [`DataDir`].
-pub(crate) const UNFINISHED: &str = ".new-";
+/// Prefix of what is not finished.
+const UNFINISHED: &str = ".new-";
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-fn unfinished(directory: &Path) -> PathBuf {
+/// A name for what is being made; see [`remove_unfinished`].
+pub(crate) fn unfinished(directory: &Path) -> PathBuf {
     directory.join(format!("{UNFINISHED}{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// Removes what an earlier process of ours has left unfinished.
+pub(crate) fn remove_unfinished(data: &DataDir) -> Result<(), EngineError> {
+    for directory in [data.layers(), data.cache()] {
+        let listing = fs::read_dir(&directory).during("layer", format_args!("cannot list {}", directory.display()))?;
+        for entry in listing.filter_map(Result::ok) {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let ours = format!("{UNFINISHED}{}-", std::process::id());
+            if name.starts_with(UNFINISHED) && !name.starts_with(&ours) {
+                remove_all(&entry.path())?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Shift between ids in the archive and on disk.

@@ -37,7 +37,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// The host that commands start by themselves (not for direct use).
     #[command(hide = true)]
-    Host(HostArgs),
+    Host,
 }
 
 /// What `run` and `exec` share.
@@ -140,13 +140,6 @@ pub(crate) struct DoctorArgs {
     /// Prints one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct HostArgs {
-    /// Descriptor on which the host says that it is ready, or why not.
-    #[arg(long)]
-    pub(crate) ready_fd: i32,
 }
 
 /// Accepts `NAME=VALUE`; the value may hold anything, `=` too.

@@ -3,6 +3,7 @@
 mod args;
 mod command;
 mod context;
+mod doctor;
 mod exit;
 mod host_api;
 mod host_process;
@@ -10,22 +11,24 @@ mod manage;
 mod name_lock;
 mod report;
 mod run;
+mod serve;
 mod transfer;
 mod workspace;
 
 use std::fmt::Display;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser as _;
+use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command};
 use crate::context::Context;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = match runtime(&cli.command).build() {
         Ok(runtime) => runtime,
         Err(error) => {
             complain(&format!("cannot start: {error}"));
@@ -41,11 +44,23 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
+/// A command does one thing at a time; a host serves many.
+fn runtime(command: &Command) -> tokio::runtime::Builder {
+    let mut builder = match command {
+        Command::Serve(_) | Command::Host => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    builder.enable_all();
+    builder
+}
+
 async fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     let data_dir = host_process::data_dir(cli.data_dir)?;
     match cli.command {
-        Command::Serve(_) | Command::Host(_) | Command::Doctor(_) => anyhow::bail!("later"),
+        Command::Serve(args) => serve::serve(data_dir, &args).await,
+        Command::Host => serve::embedded(data_dir).await,
         command => {
+            log_to_stderr("warn");
             let context = Context::open(data_dir).await?;
             let outcome = on_sandboxes(&context, &command).await;
             context.close().await;
@@ -61,8 +76,16 @@ async fn on_sandboxes(context: &Context, command: &Command) -> anyhow::Result<u8
         Command::Ls(args) => manage::list(context, args).await,
         Command::Rm(args) => manage::remove(context, args).await,
         Command::Snapshot(command) => manage::snapshot(context, command).await,
-        Command::Serve(_) | Command::Host(_) | Command::Doctor(_) => unreachable!("dispatched before"),
+        Command::Doctor(args) => doctor::doctor(context, args).await,
+        Command::Serve(_) | Command::Host => unreachable!("dispatched before"),
     }
+}
+
+/// Sends our own log to stderr; `LEASEHOLD_LOG` says what is logged, in the form of `RUST_LOG`.
+pub(crate) fn log_to_stderr(default: &str) {
+    let filter = EnvFilter::try_from_env("LEASEHOLD_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    log.with_ansi(io::stderr().is_terminal()).init();
 }
 
 /// Says something to the person at the terminal, apart from the command's own output.

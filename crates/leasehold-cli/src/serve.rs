@@ -1,0 +1,86 @@
+//! `serve`, and the host that commands start by themselves.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leasehold_host::{Host, HostConfig, HostError, Lifetime, Secret};
+use rustix::stdio::dup2_stdout;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::ServeArgs;
+use crate::host_process::Announcement;
+use crate::{exit, print_line};
+
+/// How long sandboxes may take to be stopped in order when the host is told to end. Chosen: well below a service manager's 90 s.
+const SHUTDOWN: Duration = Duration::from_secs(30);
+
+/// Serves in the foreground until SIGTERM or Ctrl-C.
+pub(crate) async fn serve(data_dir: PathBuf, args: &ServeArgs) -> anyhow::Result<u8> {
+    crate::log_to_stderr("info");
+    let mut config = HostConfig::new(data_dir.clone());
+    config.listen = Some(args.listen);
+    config.api_key = args.api_key.clone().map(Secret::new);
+    let host = Host::start(config).await?;
+    let address = host.local_addr().context("the host has no TCP address although it was asked to listen")?;
+    let key = host.api_key().context("the host has no key although it listens on TCP")?;
+    print_line(&format!("serving E2B's API at http://{address} (data in {})", data_dir.display()))?;
+    print_line("for E2B's SDKs:")?;
+    print_line(&format!("export E2B_API_KEY={}", key.expose()))?;
+    print_line(&format!("export E2B_API_URL=http://{address}"))?;
+    print_line(&format!("export E2B_SANDBOX_URL=http://{address}"))?;
+    std::io::stdout().flush()?;
+    until_told(&host).await?;
+    Ok(0)
+}
+
+/// The host behind commands: says on stdout that it is ready, or why not, and ends when nobody needs it.
+pub(crate) async fn embedded(data_dir: PathBuf) -> anyhow::Result<u8> {
+    // A session of its own: a Ctrl-C at the command's terminal is not for the host. It fails only if we lead a session already.
+    rustix::process::setsid().ok();
+    crate::log_to_stderr("info");
+    let mut config = HostConfig::new(data_dir);
+    config.lifetime = Lifetime::embedded();
+    let started = Host::start(config).await;
+    let announcement = match &started {
+        Ok(_) => Announcement::default(),
+        Err(error) => Announcement {
+            error: Some(format!("{:#}", anyhow::Error::msg(chain(error)))),
+            held: matches!(error, HostError::Held { .. }),
+        },
+    };
+    print_line(&serde_json::to_string(&announcement)?)?;
+    std::io::stdout().flush()?;
+    // Whoever waits for the line reads until the end of file; give it that.
+    let null = OpenOptions::new().write(true).open("/dev/null").context("cannot open /dev/null")?;
+    dup2_stdout(&null).context("cannot close stdout")?;
+    let Ok(host) = started else { return Ok(exit::FAILED) };
+    until_told(&host).await?;
+    Ok(0)
+}
+
+async fn until_told(host: &Host) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    tokio::select! {
+        () = host.wait() => return Ok(()),
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    host.shutdown(SHUTDOWN).await;
+    Ok(())
+}
+
+/// An error with everything that caused it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

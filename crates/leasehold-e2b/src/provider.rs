@@ -228,6 +228,57 @@ mod tests {
     }
 
     #[test]
+    fn every_phase_keeps_its_name() {
+        for (from, to) in [
+            (TransportKind::Connect, SeamErrorKind::Connect),
+            (TransportKind::ConnectTimeout, SeamErrorKind::ConnectTimeout),
+            (TransportKind::ReadTimeout, SeamErrorKind::ReadTimeout),
+            (TransportKind::Read, SeamErrorKind::Read),
+            (TransportKind::Write, SeamErrorKind::Write),
+            (TransportKind::RemoteProtocol, SeamErrorKind::RemoteProtocol),
+            (TransportKind::Deadline, SeamErrorKind::Deadline),
+            (TransportKind::Invalid, SeamErrorKind::Validation),
+            (TransportKind::TooLarge, SeamErrorKind::Decode),
+            (TransportKind::Redirects, SeamErrorKind::Other),
+            (TransportKind::RequestBody, SeamErrorKind::Other),
+        ] {
+            assert_eq!(phase(from), to);
+        }
+    }
+
+    #[test]
+    fn client_errors_keep_kind_and_effect() {
+        let rpc = |code| {
+            let error = envd::RpcError::new(code, "text");
+            SeamError::from(ClientError::rpc("test", &error, &[]))
+        };
+        assert_eq!(rpc(Code::NotFound).kind(), SeamErrorKind::NotFound);
+        assert_eq!(rpc(Code::Unavailable).kind(), SeamErrorKind::Status(503));
+        assert_eq!(rpc(Code::Unavailable).effect(), Effect::Unknown);
+        assert_eq!(rpc(Code::Unavailable).message(), "test: unavailable: text");
+        let edge = ClientError::rpc("test", &envd::RpcError::new(Code::Unavailable, ""), &[]);
+        let edge = SeamError::from(edge.with_status(http::StatusCode::BAD_GATEWAY));
+        assert_eq!(edge.kind(), SeamErrorKind::Status(502));
+        let invalid = SeamError::from(ClientError::invalid("test", "text"));
+        assert_eq!((invalid.kind(), invalid.effect()), (SeamErrorKind::Validation, Effect::None));
+    }
+
+    #[test]
+    fn entries_keep_their_kind_and_size() {
+        let info = |file_type, size| envd::EntryInfo { file_type, size, ..envd::EntryInfo::default() };
+        for (from, to) in [
+            (FileType::File, FileKind::File),
+            (FileType::Directory, FileKind::Dir),
+            (FileType::Symlink, FileKind::Symlink),
+            (FileType::Unspecified, FileKind::Other),
+        ] {
+            assert_eq!(entry(info(from, 7)).kind, to);
+        }
+        assert_eq!(entry(info(FileType::File, 7)).size_bytes, Some(7));
+        assert_eq!(entry(info(FileType::File, -1)).size_bytes, None);
+    }
+
+    #[test]
     fn links_are_links_whatever_they_lead_to() {
         let info = envd::EntryInfo {
             file_type: FileType::Directory,

@@ -520,3 +520,17 @@ async fn a_unix_socket_carries_everything_however_long_its_path() {
     let error = client.kill("abc").await.unwrap_err();
     assert_eq!(error.kind(), ClientErrorKind::Transport(TransportKind::Connect), "{error}");
 }
+
+#[tokio::test]
+async fn the_drivers_pause_says_whether_memory_stays() {
+    use leasehold_e2b::ProviderSandbox;
+    use leasehold_e2b::driver::{Memory, Sandbox as _};
+
+    let (server, sandbox) = sandbox_on([Step::no_content(), Step::no_content(), Step::json(409, "{}")]).await;
+    let sandbox = ProviderSandbox::from(sandbox);
+    sandbox.pause(Memory::Keep).await.unwrap();
+    sandbox.pause(Memory::Drop).await.unwrap();
+    sandbox.pause(Memory::Keep).await.unwrap();
+    let bodies: Vec<_> = server.seen()[1..3].iter().map(|seen| seen.text().to_owned()).collect();
+    assert_eq!(bodies, [r#"{"memory":true}"#, r#"{"memory":false}"#]);
+}

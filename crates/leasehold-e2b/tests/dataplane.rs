@@ -113,3 +113,38 @@ async fn commands_travel_as_they_are_and_errors_keep_code_and_status() {
     let malformed = commands.tail(&JobId::new("../x")).await.unwrap_err();
     assert_eq!((malformed.kind(), malformed.effect()), (ErrorKind::InvalidInput, Effect::None));
 }
+
+#[tokio::test]
+async fn failed_commands_have_a_kind_and_an_effect() {
+    let error = |status, code: &str| Step::json(status, &format!(r#"{{"error":{{"code":"{code}","message":"m"}}}}"#));
+    let (certain, unknown) = (Effect::None, Effect::Unknown);
+    for (step, kind, effect) in [
+        (error(400, "invalid_cwd"), ErrorKind::InvalidInput, certain),
+        (error(401, "unauthorized"), ErrorKind::Unauthorized, certain),
+        (error(403, "x"), ErrorKind::Unauthorized, certain),
+        (error(404, "job_not_found"), ErrorKind::NotFound, certain),
+        (error(408, "x"), ErrorKind::Internal, unknown),
+        (error(409, "job_not_running"), ErrorKind::Conflict, certain),
+        (error(413, "request_too_large"), ErrorKind::InvalidInput, certain),
+        (error(422, "validation_error"), ErrorKind::InvalidInput, certain),
+        (error(429, "too_many_jobs"), ErrorKind::Unavailable, certain),
+        (error(500, "internal_error"), ErrorKind::Internal, unknown),
+        (Step::answer(502, &[], ""), ErrorKind::Unavailable, unknown),
+        (Step::answer(503, &[], ""), ErrorKind::Unavailable, unknown),
+        (Step::answer(504, &[], ""), ErrorKind::Unavailable, unknown),
+        (Step::json(200, "nonsense"), ErrorKind::Internal, unknown),
+        (Step::WriteThenReset(vec![]), ErrorKind::Unavailable, unknown),
+        (Step::WriteThenStall(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n".to_vec()), ErrorKind::TimedOut, unknown),
+    ] {
+        let (_server, plane) = plane([step.clone()]).await;
+        // A tail has the transport's own read time-out; a run would wait for its own and ten seconds.
+        let error = plane.commands().tail(&JobId::new("j1")).await.unwrap_err();
+        assert_eq!((error.kind(), error.effect()), (kind, effect), "{step:?}: {error}");
+    }
+    let (server, plane) = plane([]).await;
+    drop(server);
+    let error = plane.commands().tail(&JobId::new("j1")).await.unwrap_err();
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, certain), "{error}");
+    let zero = plane.commands().run(RunCommand::new("x").timeout(Duration::ZERO)).await.unwrap_err();
+    assert_eq!((zero.kind(), zero.effect()), (ErrorKind::InvalidInput, certain), "{zero}");
+}

@@ -18,10 +18,6 @@ fn kind_of(error: &reqwest::Error) -> TransportKind {
     if error.is_connect() {
         return if error.is_timeout() { TransportKind::ConnectTimeout } else { TransportKind::Connect };
     }
-    if error.is_timeout() {
-        // The client's own time-outs are off (ours know the phase): this is the kernel giving up on a silent peer.
-        return TransportKind::ReadTimeout;
-    }
     if error.is_redirect() {
         return TransportKind::Redirects;
     }
@@ -55,6 +51,8 @@ fn kind_of_cause(cause: &(dyn Error + 'static)) -> Option<TransportKind> {
 fn kind_of_io(error: &io::Error) -> TransportKind {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::WriteZero => TransportKind::Write,
+        // The library's own time-outs are off (ours know the phase): this is the kernel giving up on a silent peer.
+        io::ErrorKind::TimedOut => TransportKind::ReadTimeout,
         // The chunk decoder's complaints, and TLS records that make no sense.
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => TransportKind::RemoteProtocol,
         _ => TransportKind::Read,
@@ -72,7 +70,7 @@ fn describe(error: &reqwest::Error) -> String {
         }
         next = cause.source();
     }
-    if texts.is_empty() { error.to_string() } else { texts.join(": ") }
+    texts.join(": ")
 }
 
 #[cfg(test)]
@@ -87,6 +85,7 @@ mod tests {
         assert_eq!(kind(io::ErrorKind::InvalidData), TransportKind::RemoteProtocol);
         assert_eq!(kind(io::ErrorKind::InvalidInput), TransportKind::RemoteProtocol);
         assert_eq!(kind(io::ErrorKind::ConnectionReset), TransportKind::Read);
+        assert_eq!(kind(io::ErrorKind::TimedOut), TransportKind::ReadTimeout);
         assert_eq!(kind(io::ErrorKind::UnexpectedEof), TransportKind::Read);
     }
 }

@@ -102,3 +102,36 @@ impl TransportError {
         &self.detail
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_three_kinds_were_certainly_not_sent() {
+        let unsent = [TransportKind::Connect, TransportKind::ConnectTimeout, TransportKind::Invalid];
+        assert!(unsent.iter().all(|kind| !kind.may_have_been_sent()));
+        for kind in [
+            TransportKind::ReadTimeout,
+            TransportKind::Read,
+            TransportKind::Write,
+            TransportKind::RemoteProtocol,
+            TransportKind::Deadline,
+            TransportKind::Redirects,
+            TransportKind::RequestBody,
+            TransportKind::TooLarge,
+        ] {
+            assert!(kind.may_have_been_sent(), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn messages_name_the_phase_and_escape_the_cause() {
+        let error = TransportError::new(TransportKind::Read, "a\nb");
+        assert_eq!((error.to_string().as_str(), error.detail()), ("read failed: a\\nb", "a\\nb"));
+        let limit = Duration::from_millis(1500);
+        let text = |kind| TransportError::after(kind, limit).to_string();
+        assert_eq!(text(TransportKind::ReadTimeout), "read timed out: nothing received within 1.5s");
+        assert_eq!(text(TransportKind::Deadline), "deadline passed: no complete answer within 1.5s");
+    }
+}

@@ -139,3 +139,14 @@ async fn https_without_roots_is_refused() {
     assert_eq!(error.kind(), TransportKind::Connect, "{error}");
     server.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_url_that_is_not_http_is_invalid_and_causes_are_told_once() {
+    let error = transport(short()).send(Call::new(Method::GET, Url::parse("ftp://x/").unwrap())).await.unwrap_err();
+    assert_eq!(error.kind(), TransportKind::Invalid, "{error}");
+    let (listener, url) = listener().await;
+    drop(listener);
+    let error = transport(short()).send(Call::new(Method::GET, url)).await.unwrap_err();
+    assert_eq!(error.kind(), TransportKind::Connect);
+    assert_eq!(error.to_string().matches("refused").count(), 1, "{error}");
+}

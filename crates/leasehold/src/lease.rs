@@ -97,3 +97,6 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -202,3 +202,124 @@ impl From<RetryPolicy> for PolicyWire {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn failure(transient: bool, effect: Effect, retry_after: Option<Duration>) -> Failure {
+        Failure { transient, effect, retry_after }
+    }
+
+    fn policy() -> RetryPolicy {
+        RetryPolicy::new(3, 100 * MS, 300 * MS, 1000 * MS).unwrap()
+    }
+
+    #[test]
+    fn each_bound_ends_the_attempts_and_says_so() {
+        let decide = |repeat, failure, attempt, elapsed| policy().decide(repeat, failure, attempt, elapsed, 100 * MS);
+        let fine = failure(true, Effect::Unknown, None);
+        assert_eq!(decide(Repeat::Safe, fine, 1, MS), Decision::RetryAfter(100 * MS));
+        assert_eq!(decide(Repeat::WithKey, fine, 2, MS), Decision::RetryAfter(100 * MS));
+        assert_eq!(decide(Repeat::Safe, fine, 3, MS), Decision::GiveUp(GiveUp::AttemptsSpent));
+        assert_eq!(decide(Repeat::Never, fine, 1, MS), Decision::GiveUp(GiveUp::MayHaveHappened));
+        let never_sent = failure(true, Effect::None, None);
+        assert_eq!(decide(Repeat::Never, never_sent, 1, MS), Decision::RetryAfter(100 * MS));
+        let hopeless = failure(false, Effect::None, None);
+        assert_eq!(decide(Repeat::Safe, hopeless, 1, MS), Decision::GiveUp(GiveUp::NotTransient));
+        assert_eq!(decide(Repeat::Safe, fine, 1, 900 * MS), Decision::RetryAfter(100 * MS));
+        assert_eq!(decide(Repeat::Safe, fine, 1, 901 * MS), Decision::GiveUp(GiveUp::BudgetSpent));
+    }
+
+    #[test]
+    fn the_other_side_can_lengthen_a_wait_and_not_shorten_it() {
+        let wait = |asked| policy().decide(Repeat::Safe, failure(true, Effect::None, Some(asked)), 1, MS, 100 * MS);
+        assert_eq!(wait(500 * MS), Decision::RetryAfter(500 * MS));
+        assert_eq!(wait(MS), Decision::RetryAfter(100 * MS));
+        assert_eq!(wait(Duration::MAX), Decision::GiveUp(GiveUp::BudgetSpent));
+    }
+
+    #[test]
+    fn delays_double_up_to_the_cap() {
+        let delays: Vec<_> = (0..5).map(|attempt| policy().delay_after(attempt)).collect();
+        assert_eq!(delays, [100 * MS, 100 * MS, 200 * MS, 300 * MS, 300 * MS]);
+        assert_eq!(policy().delay_after(u32::MAX), 300 * MS);
+        let fixed = RetryPolicy::fixed(NonZeroU32::new(9).unwrap(), 250 * MS);
+        assert!((1..9).all(|attempt| fixed.delay_after(attempt) == 250 * MS));
+        assert_eq!(fixed.max_attempts(), 9);
+        assert_eq!(RetryPolicy::once().max_attempts(), 1);
+    }
+
+    #[test]
+    fn a_policy_is_checked_when_it_is_made_or_decoded() {
+        assert_eq!(RetryPolicy::new(0, MS, MS, MS), Err(InvalidPolicy::NoAttempts));
+        assert_eq!(RetryPolicy::new(1, 2 * MS, MS, MS), Err(InvalidPolicy::CapBelowFirst { max_ms: 1, first_ms: 2 }));
+        assert!(RetryPolicy::new(1, MS, MS, Duration::ZERO).is_ok());
+        for text in [
+            r#"{"max_attempts":0,"first_delay_ms":1,"max_delay_ms":1}"#,
+            r#"{"max_attempts":1,"first_delay_ms":2,"max_delay_ms":1}"#,
+            r#"{"max_attempts":1,"first_delay_ms":1,"max_delay_ms":1,"jitter":true}"#,
+            r#"{"max_attempts":1,"first_delay_ms":-1,"max_delay_ms":1}"#,
+        ] {
+            assert!(serde_json::from_str::<RetryPolicy>(text).is_err(), "{text} passed");
+        }
+    }
+
+    #[test]
+    fn a_policy_goes_through_text_unchanged() {
+        let forever = RetryPolicy::fixed(NonZeroU32::new(2).unwrap(), 250 * MS);
+        assert_eq!(
+            serde_json::to_string(&forever).unwrap(),
+            r#"{"max_attempts":2,"first_delay_ms":250,"max_delay_ms":250}"#
+        );
+        for policy in [policy(), forever] {
+            let text = serde_json::to_string(&policy).unwrap();
+            assert_eq!(serde_json::from_str::<RetryPolicy>(&text).unwrap(), policy, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_errors_kind_effect_and_wait_are_what_decides() {
+        let busy = RuntimeError::new(crate::ErrorKind::Unavailable, "run", "x", "busy").with_retry_after(MS);
+        assert_eq!(Failure::from(&busy), failure(true, Effect::Unknown, Some(MS)));
+        let lost = RuntimeError::new(crate::ErrorKind::BindingLost, "acquire", "x", "gone").without_effect();
+        assert_eq!(Failure::from(&lost), failure(false, Effect::None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn no_policy_makes_more_attempts_or_takes_longer_than_it_says(
+            attempts in 1_u32..20, first in 0_u64..500, more in 0_u64..5000, budget in 0_u64..20_000, took in 0_u64..1000,
+        ) {
+            let policy = RetryPolicy::new(
+                attempts,
+                Duration::from_millis(first),
+                Duration::from_millis(first + more),
+                Duration::from_millis(budget),
+            )
+            .unwrap();
+            let mut elapsed = Duration::ZERO;
+            for attempt in 1.. {
+                elapsed += Duration::from_millis(took);
+                match policy.decide(Repeat::Safe, failure(true, Effect::Unknown, None), attempt, elapsed, policy.delay_after(attempt)) {
+                    Decision::GiveUp(GiveUp::AttemptsSpent) => {
+                        prop_assert_eq!(attempt, attempts);
+                        break;
+                    }
+                    Decision::GiveUp(bound) => {
+                        prop_assert_eq!(bound, GiveUp::BudgetSpent);
+                        break;
+                    }
+                    Decision::RetryAfter(wait) => {
+                        elapsed += wait;
+                        prop_assert!(attempt < attempts && elapsed <= Duration::from_millis(budget));
+                    }
+                }
+            }
+        }
+    }
+}

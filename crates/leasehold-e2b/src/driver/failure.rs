@@ -46,7 +46,7 @@ pub enum SeamErrorKind {
 
 /// The failures of the control plane after which an idempotent call is tried once more.
 ///
-/// Source: `facts/runtime-contract.md` §3 of the seed's driver (httpx `ConnectError`, `ReadTimeout`, `ReadError`, `WriteError`,
+/// Source: the seed's driver (httpx `ConnectError`, `ReadTimeout`, `ReadError`, `WriteError`,
 /// `RemoteProtocolError`). Not in it, on purpose: the connect time-out, waiting for the pool, our deadline, any status, decoding.
 const CONTROL_SET: [SeamErrorKind; 5] = [
     SeamErrorKind::Connect,
@@ -240,4 +240,79 @@ fn redact(text: &str, secret: Option<&str>) -> String {
     }
     shown.push_str(rest);
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_hidden_and_what_only_looks_like_one_is_not() {
+        let key = format!("e2b_{}", "a1".repeat(20));
+        for (text, shown) in [
+            (format!("key {key}, again {key}"), "key [redacted], again [redacted]".to_owned()),
+            ("e2b_0123456789abcde".to_owned(), "e2b_0123456789abcde".to_owned()),
+            ("e2b_0123456789abcdef".to_owned(), "[redacted]".to_owned()),
+            ("leasehold_e2b_x e2b_".to_owned(), "leasehold_e2b_x e2b_".to_owned()),
+            (format!("ü{key}ü"), "ü[redacted]ü".to_owned()),
+        ] {
+            assert_eq!(SeamError::new(SeamErrorKind::Other, text).message(), shown);
+        }
+    }
+
+    #[test]
+    fn a_secret_is_hidden_also_where_the_message_is_cut() {
+        let text = format!("{}traffic-token", "x".repeat(leasehold::MAX_MESSAGE_BYTES - 12));
+        let error = SeamError::new(SeamErrorKind::Other, text).redacted(Some("traffic-token"));
+        assert!(!error.message().contains("traffic-t"), "{}", error.message());
+        assert!(!format!("{error} {error:?}").contains("traffic-t"));
+    }
+
+    #[test]
+    fn a_cause_that_shows_the_secret_is_dropped_and_another_is_kept() {
+        let with = |cause: &str| {
+            let error = SeamError::new(SeamErrorKind::Other, "x").with_source(std::io::Error::other(cause.to_owned()));
+            std::error::Error::source(&error.redacted(Some("secret"))).is_some()
+        };
+        assert!(with("harmless"));
+        assert!(!with("the secret is out"));
+        let inner = SeamError::new(SeamErrorKind::Other, "a secret inside");
+        let nested = SeamError::new(SeamErrorKind::Other, "x")
+            .with_source(SeamError::new(SeamErrorKind::Other, "y").with_source(inner));
+        assert!(std::error::Error::source(&nested.redacted(Some("secret"))).is_none());
+    }
+
+    #[test]
+    fn no_secret_leaves_the_text_alone() {
+        let error = SeamError::new(SeamErrorKind::Other, "plain");
+        assert_eq!(error.clone().redacted(None).message(), "plain");
+        assert_eq!(error.clone().redacted(Some("")).message(), "plain");
+        assert_eq!(error.to_string(), "RuntimeError: plain");
+        assert_eq!(error.retry_after(), None);
+    }
+
+    #[test]
+    fn every_kind_has_a_name_of_its_own() {
+        use SeamErrorKind::*;
+        let kinds = [
+            Connect,
+            ConnectTimeout,
+            ReadTimeout,
+            Read,
+            Write,
+            RemoteProtocol,
+            Pool,
+            Deadline,
+            Status(500),
+            Decode,
+            Validation,
+            NotFound,
+            Capacity,
+            Cancelled,
+            Closed,
+            Other,
+        ];
+        let names: std::collections::BTreeSet<_> = kinds.iter().map(|kind| kind.exception_type()).collect();
+        assert_eq!(names.len(), kinds.len());
+    }
 }

@@ -128,6 +128,14 @@ impl<C: ControlPlane> Driver<C> {
         drop(self.inner.leases.take(lease.id()));
     }
 
+    /// Waits until nothing is under way, clean-up behind callers that left included. The driver goes on to take work.
+    ///
+    /// # Cancel safety
+    /// Dropping it stops waiting; the tasks go on.
+    pub async fn settled(&self) {
+        self.inner.tasks.settled().await;
+    }
+
     /// Takes no more work, releases all leases, and waits for the driver's tasks at most `deadline`.
     ///
     /// # Repeating

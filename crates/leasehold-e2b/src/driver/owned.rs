@@ -106,6 +106,16 @@ impl Tasks {
         self.tracker.wait().await;
     }
 
+    /// Waits for a moment without work under way; new work may come meanwhile.
+    pub(super) async fn settled(&self) {
+        // Only a closed tracker tells; it takes tasks all the same.
+        self.tracker.close();
+        self.tracker.wait().await;
+        if !self.closed.is_cancelled() {
+            self.tracker.reopen();
+        }
+    }
+
     /// Tasks not yet done.
     pub(super) fn unfinished(&self) -> usize {
         self.tracker.len()

@@ -1,7 +1,7 @@
 //! What the driver needs from a provider, as narrow traits: implemented on the real client, and in memory by tests.
 //!
 //! The driver retries, waits, bounds and undoes; an implementation does exactly one request per call, follows the error table of
-//! [`SeamErrorKind`], and logs nothing.
+//! [`SeamErrorKind`](super::SeamErrorKind), and logs nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -83,7 +83,7 @@ pub(super) async fn delete<C: ControlPlane>(inner: Arc<Inner<C>>, snapshot: Stri
 async fn undo<C: ControlPlane>(inner: &Inner<C>, snapshot: &str) {
     let subject = Subject::new(CREATE, snapshot);
     let delete = || inner.control.delete_snapshot(snapshot);
-    // What it raises is a cancellation that nobody waits for; an ordinary failure has been logged.
+    // Its rule swallows everything, and logs it.
     drop(clean_up(&table::DELETE_AFTER_SNAPSHOT, &subject, inner.config.deadline, delete).await);
 }
 

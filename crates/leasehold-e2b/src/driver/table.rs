@@ -1,7 +1,7 @@
 //! The driver's rules as data: which call is tried how often, on which failures, and what its failure means. One place, one pure
 //! decision; the driver, its tests and `docs/driver-table.md` read it.
 //!
-//! Source: the seed's test and `facts/runtime-contract.md` §3 (read December 2026). The last four rows are ours: they look for what a
+//! Source: the seed's test (`docs/seed-map.md`) and what is public about the backend it tests (read December 2026). The last three rows are ours: they undo what a
 //! lost answer left behind. Delays are exact: no jitter, no `Retry-After`.
 
 use std::num::NonZeroU32;
@@ -247,13 +247,13 @@ pub const DELETE_SNAPSHOT: Rule = rule(
 );
 /// Looks for the sandbox of a create whose answer was lost.
 pub const FIND_SANDBOX: Rule =
-    rule(Call::FindSandbox, Stage::BindingCreateCompensation, CONTROL, OnFailure::Log, OnAbsence::Success);
+    rule(Call::FindSandbox, Stage::BindingCreateCompensation, CONTROL, OnFailure::Swallow, OnAbsence::Failure);
 /// Looks for the snapshot of a create whose answer was lost.
 pub const FIND_SNAPSHOT: Rule =
-    rule(Call::FindSnapshot, Stage::HomeSnapshotCreateCompensation, CONTROL, OnFailure::Log, OnAbsence::Success);
+    rule(Call::FindSnapshot, Stage::HomeSnapshotCreateCompensation, CONTROL, OnFailure::Swallow, OnAbsence::Failure);
 /// Deletes a snapshot that nobody waits for any more.
 pub const DELETE_AFTER_SNAPSHOT: Rule =
-    rule(Call::DeleteSnapshot, Stage::HomeSnapshotCreateCompensation, CONTROL, OnFailure::Log, OnAbsence::Success);
+    rule(Call::DeleteSnapshot, Stage::HomeSnapshotCreateCompensation, CONTROL, OnFailure::Swallow, OnAbsence::Success);
 
 /// The whole table, in the order of the seed's.
 pub const TABLE: [Rule; 19] = [
@@ -317,3 +317,6 @@ impl Rule {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -87,7 +87,12 @@ impl TestGuest {
     }
 
     pub(crate) fn client(&self) -> Client {
-        Client { stream: BufReader::new(self.connect("envd.sock")), headers: Vec::new() }
+        self.client_of("envd.sock")
+    }
+
+    /// A connection to another of the guest's sockets.
+    pub(crate) fn client_of(&self, socket: &str) -> Client {
+        Client { stream: BufReader::new(self.connect(socket)), headers: Vec::new() }
     }
 
     /// Unary call on a connection of its own.

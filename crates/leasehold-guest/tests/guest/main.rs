@@ -4,3 +4,5 @@ mod client;
 mod control;
 mod envd_process;
 mod envd_rest;
+mod files;
+mod shellctl;

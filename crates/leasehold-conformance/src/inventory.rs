@@ -27,6 +27,19 @@ pub struct Ours {
     pub interfaces: bool,
 }
 
+impl Ours {
+    /// The control groups that our processes are in now, as `/proc/PID/cgroup` names them: a way to learn the marks.
+    #[must_use]
+    pub fn control_groups(&self) -> BTreeSet<String> {
+        let groups = |process: Process| fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap_or_default();
+        let path = |line: &str| line.splitn(3, ':').nth(2).map(str::to_owned);
+        our_processes(self)
+            .into_iter()
+            .flat_map(|process| groups(process).lines().filter_map(path).collect::<Vec<_>>())
+            .collect()
+    }
+}
+
 /// The kinds of things that can be left behind, in the order they are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -205,7 +218,6 @@ fn names_directory(pid: u32, directory: &Path) -> bool {
         return true;
     }
     let needle = directory.as_os_str().as_encoded_bytes();
-    // Not the parent of a test run: a shell that was given the directory as an argument has a short life of its own.
     ["cmdline", "environ"].iter().any(|file| {
         fs::read(process.join(file)).is_ok_and(|bytes| bytes.windows(needle.len()).any(|window| window == needle))
     })

@@ -97,6 +97,12 @@ pub(crate) fn block_sigchld() {
     set_mask(&set_of(libc::SIGCHLD));
 }
 
+/// Makes the kernel reap ended children by itself.
+pub(crate) fn ignore_sigchld() {
+    // SAFETY: SIG_IGN installs no code. Cannot fail for SIGCHLD.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
 /// Waits for a SIGCHLD, which must be blocked.
 pub(crate) fn wait_sigchld() {
     let set = set_of(libc::SIGCHLD);

@@ -1,5 +1,7 @@
 //! Processes started through the guest's own binary as supervisor, outside any sandbox.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};

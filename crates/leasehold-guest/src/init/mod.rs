@@ -46,10 +46,12 @@ pub fn main(args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let mut guest = None;
     let report = match start(&options) {
-        Ok(server) => {
+        Ok(started) => {
+            guest = Some(started.guest);
             // It serves as long as the process lives.
-            std::mem::forget(server);
+            std::mem::forget(started.server);
             serde_json::json!({ "ready": true })
         }
         Err(problem) => serde_json::json!({ "error": problem, "stage": "guest" }),
@@ -62,10 +64,17 @@ pub fn main(args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
         eprintln!("leasehold-guest init: {report}");
         return ExitCode::FAILURE;
     }
+    // After the ready line, so that it costs the start nothing. If it fails now, the first process tries again and reports it.
+    guest.map(|guest| guest.processes.warm_up().ok());
     reaper::reap_for_ever()
 }
 
-fn start(options: &Options) -> Result<Server, String> {
+struct Started {
+    server: Server,
+    guest: Arc<Guest>,
+}
+
+fn start(options: &Options) -> Result<Started, String> {
     // User code must not read the access token out of this process, nor take it over by ptrace.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| format!("cannot become non-dumpable: {error}"))?;
@@ -75,7 +84,8 @@ fn start(options: &Options) -> Result<Server, String> {
     mark_as_sandbox(&guest);
     let guest = Arc::new(guest);
     let listeners = listeners(options, &guest)?;
-    Server::start(listeners, Limits::default()).map_err(|error| format!("cannot serve: {error}"))
+    let server = Server::start(listeners, Limits::default()).map_err(|error| format!("cannot serve: {error}"))?;
+    Ok(Started { server, guest })
 }
 
 fn listeners(options: &Options, guest: &Arc<Guest>) -> Result<Vec<Listener>, String> {

@@ -44,10 +44,12 @@ mod input;
 mod pump;
 mod running;
 mod spawn;
+mod spawner;
 mod spec;
 pub(crate) mod wire;
 
 use std::collections::HashMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -55,6 +57,7 @@ use std::time::Duration;
 pub use feed::{Event, QUEUE_BYTES, Subscription};
 pub use input::InputError;
 pub use running::Process;
+use spawner::Spawner;
 pub use spec::{
     Drain, Exit, ExitInfo, Face, OutputEnd, PtySize, Sink, Source, Stage, StartError, StartSpec, Stdin, Stdio,
 };
@@ -65,20 +68,19 @@ pub const REMEMBERED: Duration = Duration::from_secs(30);
 /// Most ended processes that are remembered; the oldest go first. Chosen.
 const MAX_REMEMBERED: usize = 1024;
 
-/// Who takes the exit statuses of supervisors.
+/// Who takes the exit status of the spawner, the one child of this process (supervisors are the spawner's).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaping {
     /// PID 1's reaper, which takes those of all children.
     ByReaper,
-    /// The process's own thread, in a program that has children of its own.
+    /// The set of processes itself, in a program that has other children.
     ByProcess,
 }
 
 /// All processes that were started through the guest.
 #[derive(Debug)]
 pub struct Processes {
-    guest: PathBuf,
-    reaping: Reaping,
+    spawner: Spawner,
     open_files: u64,
     registry: Mutex<Registry>,
 }
@@ -92,7 +94,7 @@ impl Processes {
     /// Makes an empty set. `guest` is this crate's binary, whose mode `supervise` is used.
     pub fn new(guest: impl Into<PathBuf>, reaping: Reaping) -> Self {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-        Self { guest: guest.into(), reaping, open_files, registry: Mutex::default() }
+        Self { spawner: Spawner::new(guest.into(), reaping), open_files, registry: Mutex::default() }
     }
 
     /// The same, for a program that has raised its limit of open files and states what its children get.
@@ -102,12 +104,20 @@ impl Processes {
         self
     }
 
+    /// Prepares for the first start, which else takes a little longer.
+    ///
+    /// # Errors
+    /// When the spawner cannot be started; a later start tries again.
+    pub fn warm_up(&self) -> io::Result<()> {
+        self.spawner.warm_up()
+    }
+
     /// Starts a process. The subscription begins before its first output.
     ///
     /// # Errors
     /// When it could not be started: nothing of it is left then.
     pub fn start(&self, spec: StartSpec) -> Result<(Arc<Process>, Subscription), StartError> {
-        let (process, subscription) = spawn::start(&self.guest, self.reaping, self.open_files, spec)?;
+        let (process, subscription) = spawn::start(&self.spawner, self.open_files, spec)?;
         let mut registry = self.registry();
         registry.forget_old();
         // A process that had the number before has ended, else the kernel would not have given it again.

@@ -5,8 +5,6 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::{Child, Command, Stdio as CommandStdio};
 use std::sync::Arc;
 use std::thread;
 
@@ -15,11 +13,11 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, ptsname, unlockpt};
 
-use super::Reaping;
 use super::feed::Subscription;
 use super::input::Target;
 use super::pump::{Pump, Stream};
 use super::running::{About, Process, winsize};
+use super::spawner::Spawner;
 use super::spec::{PtySize, Source, Stage, StartError, StartSpec, Stdin, Stdio};
 use super::wire::{Plan, RECORD_BYTES, Report};
 
@@ -34,18 +32,16 @@ struct Streams {
 }
 
 pub(super) fn start(
-    guest: &Path,
-    reaping: Reaping,
+    spawner: &Spawner,
     open_files: u64,
     spec: StartSpec,
 ) -> Result<(Arc<Process>, Subscription), StartError> {
     let program = spec.program.clone();
-    try_start(guest, reaping, open_files, spec).map_err(|(stage, source)| StartError { stage, program, source })
+    try_start(spawner, open_files, spec).map_err(|(stage, source)| StartError { stage, program, source })
 }
 
 fn try_start(
-    guest: &Path,
-    reaping: Reaping,
+    spawner: &Spawner,
     open_files: u64,
     spec: StartSpec,
 ) -> Result<(Arc<Process>, Subscription), (Stage, io::Error)> {
@@ -55,18 +51,7 @@ fn try_start(
         Stdio::Pty(size) => make_terminal(size, &spec),
     };
     let streams = streams.map_err(|error| (Stage::Stdio, error.into()))?;
-    let (control, theirs) = UnixStream::pair().map_err(preparing)?;
-    let supervisor = Command::new(guest)
-        .arg("supervise")
-        .env_clear()
-        .stdin(OwnedFd::from(theirs))
-        // The supervisor's own complaints go where the guest's go.
-        .stdout(CommandStdio::inherit())
-        .stderr(CommandStdio::inherit())
-        .spawn()
-        .map_err(preparing)?;
-    let supervisor = Supervisor { child: (reaping == Reaping::ByProcess).then_some(supervisor) };
-
+    let control = spawner.supervisor().map_err(preparing)?;
     let stdin = matches!(streams.input, Target::Pipe(_));
     let fds: Vec<BorrowedFd<'_>> = streams.theirs.iter().map(AsFd::as_fd).collect();
     plan(&spec, stdin, open_files).send(&control, &fds).map_err(preparing)?;
@@ -81,27 +66,10 @@ fn try_start(
     thread::Builder::new()
         .name("process".into())
         .stack_size(STACK_BYTES)
-        .spawn(move || {
-            pump.run();
-            drop(supervisor);
-        })
+        .spawn(move || pump.run())
         // Dropping the process closes the supervisor's socket, upon which it ends the job.
         .map_err(preparing)?;
     Ok((process, subscription))
-}
-
-/// Takes the supervisor's exit status when dropped, unless the reaper does that.
-struct Supervisor {
-    child: Option<Child>,
-}
-
-impl Drop for Supervisor {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            // Its socket is closed on both sides or it has reported its end, so it is about to leave.
-            child.wait().ok();
-        }
-    }
 }
 
 fn plan(spec: &StartSpec, stdin: bool, open_files: u64) -> Plan {

@@ -134,6 +134,16 @@ fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, V
     Ok((received.bytes, fds))
 }
 
+/// Receives the socket of one more supervisor. `None` when no more are wanted.
+pub(crate) fn receive_socket(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let (count, fds) = receive_with_fds(socket, &mut [0])?;
+    match (count, fds.into_iter().next()) {
+        (0, _) => Ok(None),
+        (_, Some(fd)) => Ok(Some(fd)),
+        (_, None) => Err(io::Error::new(io::ErrorKind::InvalidData, "order without a socket")),
+    }
+}
+
 fn put_count(out: &mut Vec<u8>, count: usize) {
     out.extend(u32::try_from(count).unwrap_or(u32::MAX).to_ne_bytes());
 }

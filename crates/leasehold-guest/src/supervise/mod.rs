@@ -1,7 +1,8 @@
 //! The supervisor of one job: a small single-threaded process that owns everything the job starts.
 //!
 //! It is a child subreaper, so whatever loses its parent (double forks, `setsid`) becomes its child and nothing escapes. It starts
-//! the job's leader, reports how the leader ends, ends the whole tree when told to, and leaves when its last child is reaped.
+//! the job's leader, reports how the leader ends, ends the whole tree when told to, and leaves when its last child is reaped. All
+//! supervisors are forked from one process of this mode, see `crate::process`.
 
 mod child;
 mod tree;
@@ -13,28 +14,50 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
 use crate::clock::Countdown;
 use crate::http::poll_fds;
-use crate::process::wire::{Order, Plan, RECORD_BYTES, Report, Stage};
-use crate::sys;
+use crate::process::wire::{Order, Plan, RECORD_BYTES, Report, Stage, receive_socket};
+use crate::sys::{self, Fork};
 
-/// Runs the mode `supervise`: the plan and all talk with the guest go over the socket that is this process's stdin.
+/// Runs the mode `supervise`: for each socket that comes over this process's stdin, a supervisor is forked. Ends with its stdin;
+/// supervisors go on until their own sockets close.
 #[must_use]
 pub fn main() -> ExitCode {
-    match run() {
+    match fork_supervisors() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The guest sees the socket close and reports the job as lost; the reason is in its log.
+            // The guest sees the sockets close; the reason is in its log.
             eprintln!("supervisor: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run() -> io::Result<()> {
-    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+fn fork_supervisors() -> io::Result<()> {
+    let orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(null)?;
+    // Supervisors that end need no reaping: nobody asks for their status.
+    sys::ignore_sigchld();
+    while let Some(socket) = receive_socket(&orders)? {
+        match sys::fork() {
+            Ok(Fork::Child) => {
+                drop(orders);
+                return supervise(socket.into());
+            }
+            Ok(Fork::Parent(_)) => {}
+            // The closed socket tells the guest.
+            Err(error) => eprintln!("supervisor: cannot fork: {error}"),
+        }
+    }
+    Ok(())
+}
+
+fn supervise(socket: UnixStream) -> io::Result<()> {
+    sys::reset_signals();
     sys::block_sigchld();
     let sigchld = sys::sigchld_fd()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

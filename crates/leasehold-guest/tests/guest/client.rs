@@ -105,7 +105,7 @@ impl TestGuest {
         self.client().sh(script, extra)
     }
 
-    /// Processes whose ancestor is the guest, with their states.
+    /// Supervisors of this guest and zombies below it, with their states. The spawner, its one lasting child, is not among them.
     pub(crate) fn children(&self) -> Vec<(u32, String)> {
         let stats = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
@@ -113,9 +113,20 @@ impl TestGuest {
             let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace();
             let state = fields.next()?.to_owned();
             let parent: u32 = fields.next()?.parse().ok()?;
-            (parent == self.pid()).then_some((pid, state))
+            Some((pid, parent, state))
         });
-        stats.collect()
+        let stats: Vec<_> = stats.collect();
+        let below = |parent: u32| stats.iter().filter(move |(_, found, _)| *found == parent);
+        let spawners = below(self.pid()).filter(|(_, _, state)| state != "Z");
+        let zombies = below(self.pid()).filter(|(_, _, state)| state == "Z");
+        let supervisors = spawners.flat_map(|(pid, ..)| below(*pid));
+        zombies.chain(supervisors).map(|(pid, _, state)| (*pid, state.clone())).collect()
+    }
+
+    /// The spawner's process id, once there is one.
+    pub(crate) fn spawner(&self) -> Option<u32> {
+        let path = format!("/proc/{0}/task/{0}/children", self.pid());
+        std::fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
     }
 }
 

@@ -192,7 +192,7 @@ fn the_deadline_of_connect_ends_only_its_stream() {
     let mut stream = guest.sh("read x; exit 4", json!({ "stdin": true }));
     let process = json!({ "process": selector(stream.pid) });
     let visitor =
-        guest.client().header("Connect-Timeout-Ms", "100").stream("/process.Process/Connect", &[process.clone()]);
+        guest.client().header("Connect-Timeout-Ms", "100").stream("/process.Process/Connect", std::slice::from_ref(&process));
     assert_eq!(visitor.finish().error.unwrap().code, Code::DeadlineExceeded);
     let mut listed = guest.call("/process.Process/List", json!({})).unwrap();
     let listed = listed["processes"].take();
@@ -301,6 +301,20 @@ fn orphans_of_a_lost_supervisor_are_reaped() {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     assert_eq!(stream.finish().end.unwrap().exit_code, -1);
     wait_for("the supervisor to be reaped", || guest.children().is_empty());
+}
+
+#[test]
+fn a_killed_spawner_is_replaced_and_its_commands_live_on() {
+    let guest = TestGuest::start();
+    let stream = guest.sh("read x; exit 8", json!({ "stdin": true }));
+    let spawner = guest.spawner().expect("a spawner");
+    let pid = rustix::process::Pid::from_raw(i32::try_from(spawner).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    wait_for("its end", || guest.spawner() != Some(spawner));
+    assert_eq!(guest.sh("exit 9", json!({})).finish().end.unwrap().exit_code, 9);
+    let close = json!({ "process": selector(stream.pid) });
+    guest.call("/process.Process/CloseStdin", close).unwrap();
+    assert_eq!(stream.finish().end.unwrap().exit_code, 8);
 }
 
 #[test]

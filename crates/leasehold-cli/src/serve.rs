@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use leasehold_host::{Host, HostConfig, HostError, Lifetime, Secret};
 use rustix::stdio::dup2_stdout;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::ServeArgs;
 use crate::host_process::Announcement;
@@ -20,6 +20,7 @@ const SHUTDOWN: Duration = Duration::from_secs(30);
 /// Serves in the foreground until SIGTERM or Ctrl-C.
 pub(crate) async fn serve(data_dir: PathBuf, args: &ServeArgs) -> anyhow::Result<u8> {
     crate::log_to_stderr("info");
+    let ending = Ending::listen()?;
     let mut config = HostConfig::new(data_dir.clone());
     config.listen = Some(args.listen);
     config.api_key = args.api_key.clone().map(Secret::new);
@@ -32,7 +33,7 @@ pub(crate) async fn serve(data_dir: PathBuf, args: &ServeArgs) -> anyhow::Result
     print_line(&format!("export E2B_API_URL=http://{address}"))?;
     print_line(&format!("export E2B_SANDBOX_URL=http://{address}"))?;
     std::io::stdout().flush()?;
-    until_told(&host).await?;
+    ending.wait(&host).await;
     Ok(0)
 }
 
@@ -41,6 +42,7 @@ pub(crate) async fn embedded(data_dir: PathBuf) -> anyhow::Result<u8> {
     // A session of its own: a Ctrl-C at the command's terminal is not for the host. It fails only if we lead a session already.
     rustix::process::setsid().ok();
     crate::log_to_stderr("info");
+    let ending = Ending::listen()?;
     let mut config = HostConfig::new(data_dir);
     config.lifetime = Lifetime::embedded();
     let started = Host::start(config).await;
@@ -57,20 +59,33 @@ pub(crate) async fn embedded(data_dir: PathBuf) -> anyhow::Result<u8> {
     let null = OpenOptions::new().write(true).open("/dev/null").context("cannot open /dev/null")?;
     dup2_stdout(&null).context("cannot close stdout")?;
     let Ok(host) = started else { return Ok(exit::FAILED) };
-    until_told(&host).await?;
+    ending.wait(&host).await;
     Ok(0)
 }
 
-async fn until_told(host: &Host) -> anyhow::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    tokio::select! {
-        () = host.wait() => return Ok(()),
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+/// The signals that end a host. Listened for before anybody can know that the host is there.
+struct Ending {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Ending {
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
+            terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
+        })
     }
-    host.shutdown(SHUTDOWN).await;
-    Ok(())
+
+    /// Returns when the host has ended, by itself or because it was told.
+    async fn wait(mut self, host: &Host) {
+        tokio::select! {
+            () = host.wait() => return,
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+        host.shutdown(SHUTDOWN).await;
+    }
 }
 
 /// An error with everything that caused it, in one line.

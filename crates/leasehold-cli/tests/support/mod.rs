@@ -1,3 +1,4 @@
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test program uses its part of what they share")]
 //! A data directory of a test's own, commands on it, and the check that nothing is left of them.
 
 use std::ffi::OsStr;

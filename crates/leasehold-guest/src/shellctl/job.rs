@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,12 +10,13 @@ use shellctl::{ErrorCode, JobId, JobInfo, JobResult, JobStatus, JobStatusView, M
 
 use super::log::Log;
 use super::sanitize::Sanitizer;
-use super::store::Record;
+use super::store::{self, Record};
 use super::table::Table;
 use super::window::{self, Extent};
 use super::{LINGER, Refusal};
 use crate::clock::Countdown;
 use crate::process::{Exit, ExitInfo, OutputEnd, Process, Sink, Source};
+use crate::users::User;
 
 /// A job, running or done.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct Job {
     pub(super) created_at: Timestamp,
     /// Set once the process runs; never for jobs of an earlier boot and those that did not start.
     pub(super) process: OnceLock<Arc<Process>>,
+    /// Whose files its files are.
+    owner: User,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -42,23 +44,12 @@ struct State {
     /// It was deleted: what still comes is not kept.
     deleted: bool,
     output: Log,
+    /// Made when the first byte for it comes; mode `stdio` only.
     errors: Option<Log>,
+    /// Mode `pty` only.
     sanitizer: Option<Sanitizer>,
     /// When the last output came.
     last_output: Instant,
-    record: Option<File>,
-    /// What a record says beside the state.
-    sandbox_id: String,
-}
-
-/// The files of a job.
-#[derive(Debug)]
-pub(super) struct Files {
-    pub(super) output: Log,
-    /// Mode `stdio` only.
-    pub(super) errors: Option<Log>,
-    /// Where the state is kept over a cold start.
-    pub(super) record: Option<File>,
 }
 
 /// How long and for how much a caller waits.
@@ -70,54 +61,52 @@ pub(super) struct Patience {
 }
 
 impl Job {
-    /// A job that is being started.
-    pub(super) fn new(id: JobId, directory: PathBuf, mode: Mode, files: Files, sandbox_id: &str) -> Self {
-        let state = State {
+    /// A job that is being started, with its directory and output file.
+    pub(super) fn new(id: JobId, directory: PathBuf, owner: User, mode: Mode, output: Log) -> Self {
+        let record = Record {
             status: JobStatus::Starting,
             exit_code: None,
+            created_at: Timestamp::from(SystemTime::now()),
             started_at: None,
             ended_at: None,
             reason: None,
-            terminating: false,
-            deleted: false,
-            output: files.output,
-            errors: files.errors,
-            sanitizer: (mode == Mode::Pty).then(Sanitizer::default),
-            last_output: Instant::now(),
-            record: files.record,
-            sandbox_id: sandbox_id.to_owned(),
         };
-        let created_at = Timestamp::from(SystemTime::now());
-        Self { id, directory, created_at, process: OnceLock::new(), state: Mutex::new(state), changed: Condvar::new() }
+        let sanitizer = (mode == Mode::Pty).then(Sanitizer::default);
+        Self::with(id, directory, owner, output, record, sanitizer)
     }
 
-    /// A job of an earlier boot. If it ran then, it is lost now.
-    pub(super) fn recovered(id: JobId, directory: PathBuf, output: Log, record: &Record) -> Self {
-        let ran = !record.status.is_done();
+    /// A job of an earlier boot, which is over.
+    pub(super) fn recovered(id: JobId, directory: PathBuf, owner: User, output: Log, record: Record) -> Self {
+        Self::with(id, directory, owner, output, record, None)
+    }
+
+    fn with(
+        id: JobId,
+        directory: PathBuf,
+        owner: User,
+        output: Log,
+        record: Record,
+        sanitizer: Option<Sanitizer>,
+    ) -> Self {
         let state = State {
-            status: if ran { JobStatus::Lost } else { record.status },
+            status: record.status,
             exit_code: record.exit_code,
             started_at: record.started_at,
             ended_at: record.ended_at,
-            reason: if ran {
-                Some("the sandbox was started anew while it ran".to_owned())
-            } else {
-                record.reason.clone()
-            },
+            reason: record.reason,
             terminating: false,
             deleted: false,
             output,
             errors: None,
-            sanitizer: None,
+            sanitizer,
             last_output: Instant::now(),
-            record: None,
-            sandbox_id: record.sandbox_id.clone(),
         };
         Self {
             id,
             directory,
             created_at: record.created_at,
             process: OnceLock::new(),
+            owner,
             state: Mutex::new(state),
             changed: Condvar::new(),
         }
@@ -135,25 +124,54 @@ impl Job {
         state.started_at.get_or_insert_with(|| Timestamp::from(SystemTime::now()));
         if !state.status.is_done() {
             state.status = JobStatus::Running;
-            state.keep(self.created_at);
         }
     }
 
     /// The process could not be started. With an exit code this is how a shell would have ended, and `message` is put where the
     /// shell would have complained.
     pub(super) fn did_not_start(&self, exit_code: Option<i32>, message: &str) {
+        let line = format!("leasehold: {message}\n");
+        let stdio = self.state().sanitizer.is_none();
+        let errors = (stdio && exit_code.is_some()).then(|| self.open_errors()).flatten();
         let mut state = self.state();
         if exit_code.is_some() {
-            let line = format!("leasehold: {message}\n");
-            let State { output, errors, .. } = &mut *state;
-            errors.as_mut().unwrap_or(output).append(line.as_bytes());
+            match errors {
+                Some(errors) => state.errors.insert(errors).append(line.as_bytes()),
+                None => state.output.append(line.as_bytes()),
+            }
         }
         state.exit_code = exit_code;
         state.reason = Some(message.to_owned());
         let status = if exit_code.is_some() { JobStatus::Exited } else { JobStatus::Failed };
-        state.end(status, self.created_at);
+        self.end(state, status);
+    }
+
+    /// Makes the file for stderr. Without it (the disk is full, the user removed the directory) such output counts as discarded.
+    fn open_errors(&self) -> Option<Log> {
+        let file = store::create_errors(&self.owner, &self.directory).ok()?;
+        let state = self.state();
+        Some(state.output.sibling(file))
+    }
+
+    /// Says that it is over, then writes that down for a cold start: nobody waits for the disk. If that fails, or the sandbox dies in
+    /// between, the job will be `lost` after a cold start.
+    fn end(&self, mut state: MutexGuard<'_, State>, status: JobStatus) {
+        state.status = status;
+        state.ended_at = Some(Timestamp::from(SystemTime::now()));
+        let record = Record {
+            status,
+            exit_code: state.exit_code,
+            created_at: self.created_at,
+            started_at: state.started_at,
+            ended_at: state.ended_at,
+            reason: state.reason.clone(),
+        };
+        let deleted = state.deleted;
         drop(state);
         self.changed.notify_all();
+        if !deleted {
+            store::keep(&self.owner, &self.directory, &record).ok();
+        }
     }
 
     /// Notes that its end was asked for. False when it is over anyway.
@@ -168,9 +186,7 @@ impl Job {
 
     /// Notes that it is deleted: nothing more is written.
     pub(super) fn forget(&self) {
-        let mut state = self.state();
-        state.deleted = true;
-        state.record = None;
+        self.state().deleted = true;
     }
 
     /// Forgets it and gives the space of its output back.
@@ -308,6 +324,7 @@ impl State {
         self.last_output = Instant::now();
         match (source, &mut self.sanitizer, &mut self.errors) {
             (Source::Stderr, _, Some(errors)) => errors.append(bytes),
+            (Source::Stderr, _, None) => self.output.discard(bytes.len() as u64),
             (Source::Pty, Some(sanitizer), _) => {
                 let mut clean = String::new();
                 sanitizer.push(bytes, &mut clean);
@@ -337,45 +354,32 @@ impl State {
             self.output.append(text.as_bytes());
         }
     }
-
-    fn end(&mut self, status: JobStatus, created_at: Timestamp) {
-        self.status = status;
-        self.ended_at = Some(Timestamp::from(SystemTime::now()));
-        self.keep(created_at);
-    }
-
-    /// Writes the state down for a cold start. Nothing is lost if that fails but the memory of the job after one.
-    fn keep(&mut self, created_at: Timestamp) {
-        let Some(file) = &self.record else { return };
-        let record = Record {
-            sandbox_id: self.sandbox_id.clone(),
-            status: self.status,
-            exit_code: self.exit_code,
-            created_at,
-            started_at: self.started_at,
-            ended_at: self.ended_at,
-            reason: self.reason.clone(),
-        };
-        if let Ok(bytes) = serde_json::to_vec(&record) {
-            let kept = file.write_all_at(&bytes, 0).and_then(|()| file.set_len(bytes.len() as u64));
-            if kept.is_err() || self.status.is_done() {
-                self.record = None;
-            }
-        }
-    }
 }
 
 /// Puts a process's output and end into its job.
 #[derive(Debug)]
 pub(super) struct JobSink {
-    pub(super) job: Arc<Job>,
-    pub(super) table: Arc<Table>,
+    job: Arc<Job>,
+    table: Arc<Table>,
+    errors_tried: bool,
+}
+
+impl JobSink {
+    pub(super) fn new(job: Arc<Job>, table: Arc<Table>) -> Self {
+        Self { job, table, errors_tried: false }
+    }
 }
 
 impl Sink for JobSink {
     fn output(&mut self, source: Source, bytes: &[u8]) {
         // Invalid bytes become characters of three. Before the job's lock is taken: other jobs' locks may be needed.
         self.table.make_room(3 * bytes.len() as u64);
+        if source == Source::Stderr
+            && !std::mem::replace(&mut self.errors_tried, true)
+            && let Some(errors) = self.job.open_errors()
+        {
+            self.job.state().errors = Some(errors);
+        }
         self.job.state().take(source, bytes);
         self.job.changed.notify_all();
     }
@@ -402,9 +406,7 @@ impl Sink for JobSink {
         }
         let status = if state.terminating { JobStatus::Terminated } else { status };
         state.started_at.get_or_insert_with(|| Timestamp::from(SystemTime::now()));
-        state.end(status, self.job.created_at);
-        drop(state);
-        self.job.changed.notify_all();
         self.table.note_end();
+        self.job.end(state, status);
     }
 }

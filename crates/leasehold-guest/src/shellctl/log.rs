@@ -58,6 +58,11 @@ impl Log {
         Self { file: Arc::new(file), size, limit, discarded: 0, budget }
     }
 
+    /// Another log of the same bounds.
+    pub(super) fn sibling(&self, file: File) -> Self {
+        Self::new(file, 0, self.limit, Arc::clone(&self.budget))
+    }
+
     pub(super) fn file(&self) -> &Arc<File> {
         &self.file
     }
@@ -91,6 +96,11 @@ impl Log {
             }
             self.discarded += length - written;
         }
+    }
+
+    /// Counts bytes that were not even offered.
+    pub(super) fn discard(&mut self, bytes: u64) {
+        self.discarded += bytes;
     }
 
     /// Writes at the end; returns how much the disk took.

@@ -42,9 +42,8 @@ impl Daemon {
         let cwd = enter(request.cwd.as_deref(), &home, &user)?;
         let place = self.table.admit()?;
         let identity = self.guest.identity();
-        let prepared = self.store.prepare(&user, &request.script, request.mode, &self.table)?;
-        let job =
-            Arc::new(Job::new(prepared.id, prepared.directory, request.mode, prepared.files, &identity.sandbox_id));
+        let prepared = self.store.prepare(&user, &identity.sandbox_id, &request.script, &self.table)?;
+        let job = Arc::new(Job::new(prepared.id, prepared.directory, user.clone(), request.mode, prepared.output));
         let start = match command(&request.script, &prepared.script) {
             Err(problem) => {
                 job.did_not_start(Some(CANNOT_EXECUTE), problem);
@@ -59,7 +58,7 @@ impl Daemon {
                 stdio: stdio(request),
                 tag: None,
                 face: Face::Shellctl,
-                sink: Some(Box::new(JobSink { job: Arc::clone(&job), table: Arc::clone(&self.table) })),
+                sink: Some(Box::new(JobSink::new(Arc::clone(&job), Arc::clone(&self.table)))),
                 drain: Drain::default(),
                 deadline: None,
             }),

@@ -159,8 +159,8 @@ mod tests {
     use shellctl::Mode;
 
     use super::*;
-    use crate::shellctl::job::Files;
     use crate::shellctl::log::Log;
+    use crate::users::User;
 
     fn table(finished: usize, total_bytes: u64) -> Arc<Table> {
         let bounds =
@@ -168,12 +168,16 @@ mod tests {
         Arc::new(Table::new(bounds))
     }
 
+    fn user() -> User {
+        User { name: "u".into(), uid: 0, gid: 0, groups: vec![0], home: "/".into(), shell: "/bin/sh".into() }
+    }
+
     fn add(table: &Table, id: &str, bytes: &[u8]) -> Arc<Job> {
         let mut output = Log::new(tempfile::tempfile().unwrap(), 0, 1000, Arc::clone(&table.budget));
         output.append(bytes);
-        let files = Files { output, errors: None, record: None };
         let id = JobId::new(id).unwrap();
-        let job = Arc::new(Job::new(id.clone(), PathBuf::from("/jobs").join(id.as_str()), Mode::Stdio, files, "s"));
+        let directory = PathBuf::from("/jobs").join(id.as_str());
+        let job = Arc::new(Job::new(id, directory, user(), Mode::Stdio, output));
         table.insert(Arc::clone(&job));
         job
     }

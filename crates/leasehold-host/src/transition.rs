@@ -478,6 +478,7 @@ fn work_ended(life: &mut Lifecycle, outcome: Event, now: Wall) -> Vec<Effect> {
         }
         Event::SnapshotDone => (State::Running, Answer::Done),
         Event::StartFailed(failure) => {
+            life.doomed = None;
             life.state = State::Killing { reason: EndReason::StartFailed(failure), retry_at: None, attempts: 0 };
             return vec![Effect::Begin(Work::Destroy)];
         }

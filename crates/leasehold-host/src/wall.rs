@@ -45,7 +45,7 @@ impl Wall {
 /// RFC 3339 with six digits, as the API shows it.
 impl fmt::Display for Wall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let clamped = self.0.clamp(Timestamp::MIN.as_microsecond(), Timestamp::MAX.as_microsecond());
+        let clamped = self.0.clamp(Timestamp::MIN.as_second() * 1_000_000, Timestamp::MAX.as_second() * 1_000_000);
         let time = Timestamp::from_microsecond(clamped).expect("clamped to the range just above");
         write!(f, "{time:.6}")
     }

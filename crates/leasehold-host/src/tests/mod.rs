@@ -71,3 +71,12 @@ async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     };
     assert!(tokio::time::timeout(SOON, all).await.is_ok(), "not in time: {what}");
 }
+
+impl Stage {
+    /// Waits until a sandbox has ended, and tells why.
+    async fn end_reason(&self, id: &str) -> String {
+        let path = format!("/leasehold/v1/sandboxes/{id}");
+        eventually("it has ended", async || self.client.get(&path).await.json()["state"] == "ended").await;
+        self.client.get(&path).await.json()["reason"].as_str().expect("a reason").to_owned()
+    }
+}

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::Counts;
 use crate::machine::meminfo;
+use crate::processor::descendants;
 use crate::sandbox::create;
-use crate::stage::{Stage, processes_of};
+use crate::stage::Stage;
 use crate::table::{Samples, Table, Unit};
 
 const IDLE_GOAL: f64 = 4.0;
@@ -15,30 +16,41 @@ const IDLE_GOAL: f64 = 4.0;
 const READINGS: usize = 11;
 const BETWEEN: Duration = Duration::from_millis(100);
 
+/// Times that the sandboxes are made and measured; the median counts.
+const ROUNDS: usize = 3;
+
 pub(crate) async fn take(counts: Counts, table: &mut Table) -> anyhow::Result<()> {
     let stage = Stage::start()?;
-    // What the first sandbox brings, such as the host's own buffers, is not the others'.
-    let first = create(&stage.client).await?;
     let count = counts.of(50);
-    let host = || resident(stage.pid());
-    let (before, host_before, shares_before) = (available().await?, host(), shares(&stage));
+    // What the first ones bring, such as the host's own buffers and threads, is not the others'.
+    round(&stage, count).await?;
+    let mut each: [Samples; 3] = Default::default();
+    for _ in 0..ROUNDS {
+        for (samples, value) in each.iter_mut().zip(round(&stage, count).await?) {
+            samples.push(value);
+        }
+    }
+    stage.stop()?;
+    let [used, shares, host] = each.map(|samples| samples.median());
+    table.single("idle sandbox, MemAvailable difference", Unit::Megabytes, count, used, Some(IDLE_GOAL));
+    let rest = used - shares - host;
+    table.note(format!("its processes {shares:.2} MB (PSS), host {host:.2} MB, kernel {rest:.2} MB"));
+    Ok(())
+}
+
+/// What each of `count` sandboxes adds to the memory in use, to their processes' shares, and to the host.
+async fn round(stage: &Stage, count: usize) -> anyhow::Result<[f64; 3]> {
+    let look = async || anyhow::Ok([-available().await?, shares(stage), resident(stage.pid())]);
+    let before = look().await?;
     let mut sandboxes = Vec::new();
     for _ in 0..count {
         sandboxes.push(create(&stage.client).await?);
     }
-    let (after, host_after, shares_after) = (available().await?, host(), shares(&stage));
-    for sandbox in sandboxes.iter().chain([&first]) {
+    let after = look().await?;
+    for sandbox in &sandboxes {
         sandbox.kill().await?;
     }
-    stage.stop()?;
-    let each = |before: f64, after: f64| (after - before) / f64::from(u32::try_from(count).unwrap_or(u32::MAX));
-    table.single("idle sandbox, MemAvailable difference", Unit::Megabytes, count, each(after, before), Some(IDLE_GOAL));
-    table.note(format!(
-        "processes' PSS {:.2} MB each, host's RSS grew by {:.2} MB each; the rest is the kernel's",
-        each(shares_before, shares_after),
-        each(host_before, host_after),
-    ));
-    Ok(())
+    Ok(std::array::from_fn(|index| (after[index] - before[index]) / count as f64))
 }
 
 /// The machine's available memory in 10⁶ bytes.
@@ -69,6 +81,5 @@ fn resident(pid: u32) -> f64 {
 
 /// The proportional shares of memory of all processes in the host's sandboxes.
 fn shares(stage: &Stage) -> f64 {
-    let inside = processes_of(&stage.data_dir()).into_iter().filter(|pid| *pid != stage.pid());
-    inside.map(|pid| line(pid, "smaps_rollup", "Pss:")).sum()
+    descendants(stage.pid()).into_iter().map(|(pid, _)| line(pid, "smaps_rollup", "Pss:")).sum()
 }

@@ -13,6 +13,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tempfile::TempDir;
 
+use crate::processor::{descendants, is_there};
+
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");
 
@@ -89,12 +91,14 @@ impl Stage {
 
     /// Ends the host in good order and looks for what it left.
     pub(crate) fn stop(mut self) -> anyhow::Result<()> {
+        let inside = descendants(self.host.id());
         end(self.host.id(), &self.data_dir())?;
         let status = self.host.wait().context("cannot wait for the host")?;
         if !status.success() {
             bail!("the host ended with {status}");
         }
-        let left = processes_of(&self.data_dir());
+        let mut left = processes_of(&self.data_dir());
+        left.extend(inside.into_iter().filter(|process| is_there(*process)).map(|(pid, _)| pid));
         if !left.is_empty() {
             bail!("processes were left: {left:?}");
         }

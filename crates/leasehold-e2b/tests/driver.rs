@@ -120,6 +120,26 @@ async fn leaving_during_a_delay_ends_the_retries_of_a_step_but_not_of_a_clean_up
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_step_that_fails_after_its_caller_left_is_not_tried_again_and_says_nothing_of_it() {
+    let records = Records::catch();
+    let (world, driver) = connected();
+    let failure = Some(transport(SeamErrorKind::Connect));
+    world.plan(vec![Plan { hold: true, failure, ..plan(0, Phase::BeforeEffect) }]);
+    let start = Instant::now();
+    let one = binding("sandbox-1");
+    tokio::select! {
+        biased;
+        () = world.reached() => {}
+        _ = driver.acquire(&one) => panic!("it is held"),
+    }
+    world.let_go();
+    assert_eq!(driver.shutdown(MINUTE).await.unfinished, 0);
+    assert_eq!(world.calls(), ["connect"]);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert!(records.all().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_at_once_starts_nothing_but_what_only_cleans_up() {
     use futures_util::FutureExt as _;
     let (world, driver) = connected();
@@ -534,7 +554,11 @@ async fn a_released_lease_is_of_no_use() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_dropped_is_released_by_the_driver() {
     let (world, driver) = connected();
-    drop(driver.acquire(&binding("sandbox-1")).await.unwrap());
+    let lease = driver.acquire_lease(&binding("sandbox-1")).await.unwrap();
+    let shown = format!("{lease:?} {driver:?}");
+    assert!(shown.contains("sandbox-1") && shown.contains("prepared-template"), "{shown}");
+    assert!(!shown.contains("traffic-token"), "{shown}");
+    drop(lease);
     assert_eq!(driver.shutdown(MINUTE).await.unfinished, 0);
     assert_eq!(world.calls(), ["connect", "exists", "health", "close", "pause"]);
 }
@@ -592,6 +616,22 @@ async fn of_two_leases_on_one_sandbox_the_last_one_pauses_it() {
     drop(driver.acquire(&binding("sandbox-1")).await.unwrap());
     settle().await;
     assert_eq!(world.count("pause"), 2, "nobody is counted who left");
+    world.fail("connect", [status(401, "no")]);
+    driver.acquire_lease(&binding("sandbox-1")).await.unwrap_err();
+    driver.release(driver.acquire(&binding("sandbox-1")).await.unwrap().as_ref()).await.unwrap();
+    assert_eq!(world.count("pause"), 3, "nobody is counted who was refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_detached_leaves_the_sandbox_as_it_is() {
+    let (world, driver) = connected();
+    let lease = driver.acquire_lease(&binding("sandbox-1")).await.unwrap();
+    driver.detach(lease);
+    driver.settled().await;
+    assert_eq!(world.calls(), ["connect", "exists", "health"]);
+    drop(driver.acquire_lease(&binding("sandbox-1")).await.unwrap());
+    driver.settled().await;
+    assert_eq!(world.count("pause"), 1, "it is not counted as a user any more");
 }
 
 #[tokio::test(start_paused = true)]
@@ -711,6 +751,25 @@ async fn a_shutdown_takes_no_more_work_releases_leases_and_counts_what_is_not_do
     assert_eq!(driver.shutdown(Duration::from_secs(2)).await.unfinished, 0);
     assert_eq!(world.state().boxes["sandbox-1"].life, Life::Paused);
     assert_eq!(driver.release(lease.as_ref()).await.unwrap_err().kind(), ErrorKind::ForeignLease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_task_that_is_not_done_is_counted_and_waited_for() {
+    let world = World::new();
+    let driver = world.driver();
+    world.plan((0..3).map(|index| Plan { hold: true, ..plan(index, Phase::AfterEffect) }).collect());
+    for id in ["a", "b", "c"] {
+        world.put(id, Life::Running);
+        drop(driver.adopt(world.handle(id), world.plane()));
+    }
+    assert!(tokio::time::timeout(MINUTE, driver.settled()).await.is_err(), "all three are held");
+    assert_eq!(driver.shutdown(Duration::ZERO).await.unfinished, 3);
+    for left in (0..3).rev() {
+        world.let_go();
+        assert_eq!(driver.shutdown(Duration::from_millis(1)).await.unfinished, left);
+    }
+    driver.settled().await;
+    assert!(world.state().boxes.values().all(|one| one.life == Life::Paused));
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,33 +47,28 @@ pub(super) async fn acquire<C: ControlPlane>(
     let subject = subject.with_secret(sandbox.traffic_token());
     let mut opened = None;
     let outcome = caught(verify(&inner, sandbox.as_ref(), &subject, &left, &mut opened)).await;
-    match (outcome, opened) {
-        (Ok(Ok(())), Some(data_plane)) if !left.is_cancelled() => {
-            Ok(E2bLease::register(&inner, Held::new(sandbox, data_plane, usage)))
-        }
-        (outcome, opened) => {
-            undo(&inner, sandbox.as_ref(), &subject, opened, usage).await;
-            match outcome {
-                Ok(Ok(())) => Err(caller_left()),
-                Ok(Err(error)) => Err(error),
-                Err(panic) => resume_unwind(panic),
-            }
-        }
-    }
+    let error = match outcome {
+        // A caller that has left drops the lease, which releases itself.
+        Ok(Ok(data_plane)) => return Ok(E2bLease::register(&inner, Held::new(sandbox, data_plane, usage))),
+        Ok(Err(error)) => Ok(error),
+        Err(panic) => Err(panic),
+    };
+    undo(&inner, sandbox.as_ref(), &subject, opened, usage).await;
+    Err(error.unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 fn caller_left() -> RuntimeError {
     RuntimeError::new(ErrorKind::Cancelled, FUNCTION, DRIVER, "caller left")
 }
 
-/// Checks that Home and Workspace can be used. `opened` holds the data plane as soon as there is one.
+/// Checks that Home and Workspace can be used. `opened` holds the data plane as soon as there is one, also when a later step fails.
 async fn verify<C: ControlPlane>(
     inner: &Inner<C>,
     sandbox: &C::Sandbox,
     subject: &Subject,
     left: &CancellationToken,
     opened: &mut Option<Arc<dyn DataPlane>>,
-) -> Result<(), RuntimeError> {
+) -> Result<Arc<dyn DataPlane>, RuntimeError> {
     let config = &inner.config;
     let workspace = config.layout.workspace_dir();
     let stays = || if left.is_cancelled() { Err(caller_left()) } else { Ok(()) };
@@ -103,7 +98,8 @@ async fn verify<C: ControlPlane>(
     let data_plane = opened.insert(data_plane);
     attempt(&table::READY, subject, config.deadline, Some(left), || data_plane.health())
         .await
-        .map_err(|failed| failed.by_rule(&table::READY, subject))
+        .map_err(|failed| failed.by_rule(&table::READY, subject))?;
+    Ok(Arc::clone(data_plane))
 }
 
 /// Closes and pauses after a failed acquire. Everything is swallowed, panics too: the first error wins.

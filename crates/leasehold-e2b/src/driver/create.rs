@@ -115,19 +115,19 @@ pub(super) async fn create<C: ControlPlane>(
         }
     };
     let subject = Subject::new(FUNCTION, sandbox.id()).with_secret(sandbox.traffic_token());
-    let prepared = caught(prepare(&inner, sandbox.as_ref(), &subject, &left)).await;
-    let outcome = match prepared {
-        Ok(Ok(())) => match allocation(sandbox.id()) {
-            Ok(allocation) if !left.is_cancelled() => {
-                let (tasks, killer) = (inner.tasks.clone(), Arc::clone(&inner));
-                return Ok(Unclaimed::new(allocation, &tasks, async move {
-                    // Nobody waits for it any more; its failure has been logged.
-                    drop(kill(&killer, sandbox.as_ref(), &subject).await);
-                }));
-            }
-            Ok(_) => Ok(Stop::Left),
-            Err(error) => Ok(Stop::Failed(error)),
-        },
+    let prepared = caught(async {
+        prepare(&inner, sandbox.as_ref(), &subject, &left).await?;
+        allocation(sandbox.id()).map_err(Stop::Failed)
+    });
+    let outcome = match prepared.await {
+        // A caller that has left drops the allocation, which kills the sandbox.
+        Ok(Ok(allocation)) => {
+            let (tasks, killer) = (inner.tasks.clone(), Arc::clone(&inner));
+            return Ok(Unclaimed::new(allocation, &tasks, async move {
+                // Nobody waits for it any more; its failure has been logged.
+                drop(kill(&killer, sandbox.as_ref(), &subject).await);
+            }));
+        }
         Ok(Err(stop)) => Ok(stop),
         Err(panic) => Err(panic),
     };

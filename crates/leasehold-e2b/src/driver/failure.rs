@@ -266,6 +266,11 @@ mod tests {
         let error = SeamError::new(SeamErrorKind::Other, text).redacted(Some("traffic-token"));
         assert!(!error.message().contains("traffic-t"), "{}", error.message());
         assert!(!format!("{error} {error:?}").contains("traffic-t"));
+        assert!(format!("{error:?}").contains("Other"));
+        // What is kept of the text is cut too, far behind what is shown: redacting makes the text shorter.
+        let error =
+            SeamError::new(SeamErrorKind::Other, "traffic-token-1".repeat(2000)).redacted(Some("traffic-token-1"));
+        assert!(!error.message().contains("traff"), "{}", error.message());
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl<C: ControlPlane> Driver<C> {
     /// # Cancel safety
     /// Dropping it stops waiting; the tasks go on.
     pub async fn settled(&self) {
-        self.inner.tasks.settled().await;
+        self.inner.tasks.drained().await;
     }
 
     /// Takes no more work, releases all leases, and waits for the driver's tasks at most `deadline`.

@@ -36,7 +36,10 @@ pub(super) struct Tasks {
 impl Tasks {
     /// Tasks on this thread's runtime; panics without one.
     pub(super) fn new() -> Self {
-        Self { tracker: TaskTracker::new(), runtime: Handle::current(), closed: CancellationToken::new() }
+        let tracker = TaskTracker::new();
+        // Only a closed tracker can be waited for; it takes tasks all the same.
+        tracker.close();
+        Self { tracker, runtime: Handle::current(), closed: CancellationToken::new() }
     }
 
     /// Runs work that nobody waits for.
@@ -98,22 +101,11 @@ impl Tasks {
     /// Refuses new work.
     pub(super) fn close(&self) {
         self.closed.cancel();
-        self.tracker.close();
     }
 
-    /// Waits until all work is done.
+    /// Waits for a moment without work under way.
     pub(super) async fn drained(&self) {
         self.tracker.wait().await;
-    }
-
-    /// Waits for a moment without work under way; new work may come meanwhile.
-    pub(super) async fn settled(&self) {
-        // Only a closed tracker tells; it takes tasks all the same.
-        self.tracker.close();
-        self.tracker.wait().await;
-        if !self.closed.is_cancelled() {
-            self.tracker.reopen();
-        }
     }
 
     /// Tasks not yet done.

@@ -123,6 +123,8 @@ fn every_lease_of_a_process_has_an_id_of_its_own() {
     let ids: std::collections::HashSet<_> = (0..100).map(|_| LeaseId::fresh()).collect();
     assert_eq!(ids.len(), 100);
     assert!(LeaseId::fresh().to_string().starts_with("lease-"));
+    let lease = Leased(Arc::new(Plain(LeaseId::fresh())));
+    assert_eq!(format!("{lease:?}"), format!("Leased({:?})", lease.id()));
 }
 
 #[derive(Clone, Default)]

@@ -72,6 +72,9 @@ pub trait Harness: Send + Sync {
     /// What the provider says about a Binding.
     async fn state(&self, binding: &BindingRef) -> anyhow::Result<State>;
 
+    /// Takes the Workspace of an idle Binding away, by a way that the contract does not have.
+    async fn lose_workspace(&self, binding: &BindingRef) -> anyhow::Result<()>;
+
     /// Waits until the work that the backend does in the background is done.
     async fn settle(&self) -> anyhow::Result<()>;
 

@@ -366,6 +366,22 @@ mod tests {
     }
 
     #[test]
+    fn a_held_descriptor_of_a_process_or_a_namespace_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let ours = ours(directory.path());
+        let before = Inventory::of_machine(&ours);
+        let held = (
+            rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).unwrap(),
+            fs::File::open("/proc/self/ns/net").unwrap(),
+        );
+        let left = Inventory::of_machine(&ours).left_since(&before);
+        for sign in ["pidfd", "net:["] {
+            assert!(left.iter().any(|line| line.starts_with("descriptor") && line.contains(sign)), "{left:?}");
+        }
+        drop(held);
+    }
+
+    #[test]
     fn files_are_left_or_taken_and_a_log_may_change() {
         let directory = tempfile::tempdir().unwrap();
         let ours = ours(directory.path());

@@ -42,7 +42,8 @@ pub struct FileEntry {
 /// Files in one leased sandbox. Paths are absolute and belong to the sandbox.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] when the path is not there, [`ErrorKind::Conflict`] when it is of the wrong type.
+/// [`ErrorKind::NotFound`] when the path is not there; when it is of the wrong type [`ErrorKind::Conflict`] or, where the provider does not
+/// tell it from a malformed path (E2B), [`ErrorKind::InvalidInput`].
 ///
 /// # Cancel safety
 /// Dropping a call stops waiting; it does not undo. A write that was begun may be partial.

@@ -164,7 +164,7 @@ faults! {
     ListHidesDotFiles, "A list has no hidden files.", ["files::a_list_has_the_direct_children"];
     MissingFileIsInternal, "A missing file is an internal error.", ["files::a_missing_path_is_not_found"];
     LookingMakesDirectories, "Asking whether a path is there makes it.", ["files::a_missing_path_is_not_found"];
-    WrongTypeIsInternal, "A path of the wrong type is an internal error.", ["files::the_wrong_type_is_a_conflict"];
+    WrongTypeIsInternal, "A path of the wrong type is an internal error.", ["files::the_wrong_type_is_refused"];
     MakeDirIsAlwaysNew, "Every directory is said to be new.", ["files::make_dir_says_whether_it_is_new"];
     RemoveLeavesDirectories, "Removing a directory leaves it empty.", ["files::remove_takes_a_tree_and_nothing_else"];
     NamesAreDecoded, "Escapes in names are decoded.", ["files::odd_names_are_kept"];

@@ -108,6 +108,11 @@ impl Harness for FakeHarness {
         })
     }
 
+    async fn lose_workspace(&self, binding: &BindingRef) -> anyhow::Result<()> {
+        let room = self.world.room(binding.as_str()).with_context(|| format!("binding {binding} is not there"))?;
+        Ok(std::fs::remove_dir_all(room.workspace())?)
+    }
+
     async fn settle(&self) -> anyhow::Result<()> {
         // Everything is done when a call returns or its future is dropped.
         Ok(())

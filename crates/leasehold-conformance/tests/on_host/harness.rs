@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use leasehold::{BindingRef, Capabilities, ExecutionBindingBackend, HomeSnapshotBackend};
 use leasehold_conformance::{Harness, Inventory, Ours, Profile, Separation, State};
 use leasehold_e2b::{
-    Client, ClientErrorKind, ClientOptions, Driver, DriverConfig, NewSandbox, SandboxQuery, SandboxState, SnapshotQuery,
+    Client, ClientErrorKind, ClientOptions, Driver, DriverConfig, NewSandbox, PauseMode, SandboxQuery, SandboxState,
+    SnapshotQuery,
 };
 use leasehold_host::{Host, HostConfig};
 
@@ -68,6 +69,14 @@ impl HostHarness {
         Ok(Arc::new(Self { host, client, driver, ours, before, directory }))
     }
 
+    /// Kills every sandbox.
+    pub(crate) async fn kill_all(&self) -> anyhow::Result<()> {
+        for info in self.client.list_all(&SandboxQuery::default()).await? {
+            self.client.kill(&info.sandbox_id).await?;
+        }
+        Ok(())
+    }
+
     /// Stops driver and host, and looks at what is left then. Repeatable.
     pub(crate) async fn stop(&self) -> anyhow::Result<()> {
         let unfinished = self.driver.shutdown(STOPPING).await.unfinished;
@@ -79,7 +88,9 @@ impl HostHarness {
         ensure!(left.is_empty(), "after the host's end: {}", left.join("\n  "));
         for nothing in ["run/s", "sandboxes", "layers", "cache"] {
             let entries = std::fs::read_dir(self.directory.path().join(nothing)).into_iter().flatten().flatten();
-            let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            // The unpacked base of this machine is kept for the next host.
+            let names: Vec<_> = names.filter(|name| !name.starts_with("host-")).collect();
             ensure!(names.is_empty(), "after the host's end {nothing} has {names:?}");
         }
         Ok(())
@@ -118,6 +129,12 @@ impl Harness for HostHarness {
             Err(error) if error.kind() == ClientErrorKind::NotFound => Ok(State::Gone),
             Err(error) => Err(error.into()),
         }
+    }
+
+    async fn lose_workspace(&self, binding: &BindingRef) -> anyhow::Result<()> {
+        let sandbox = self.client.connect(binding.as_str(), self.patience()).await?;
+        sandbox.files().as_user("root").remove(leasehold_e2b::driver::DEFAULT_WORKSPACE).await?;
+        Ok(sandbox.pause(PauseMode::Full).await?)
     }
 
     async fn settle(&self) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use leasehold_conformance::{Column, FakeHarness, FakeOptions, Harness, cases, matrix_document, run_case};
+use leasehold_conformance::{Case, Column, FakeHarness, FakeOptions, Harness, cases, matrix_document, run_case};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
 
@@ -42,6 +42,15 @@ pub(crate) fn main() -> ExitCode {
             outcome.map_err(failed)
         }));
     }
+    let planted = (runtime.clone(), host.clone());
+    trials.push(Trial::test(format!("{}::a_planted_leftover_is_seen", HostHarness::NAME), move || {
+        let (runtime, host) = planted;
+        let outcome = runtime.block_on(async {
+            let harness = host.get_or_try_init(HostHarness::start).await?.clone();
+            plant(harness).await
+        });
+        outcome.map_err(failed)
+    }));
     let stopping = (runtime.clone(), host.clone());
     trials.push(Trial::test(format!("{}::stopping_leaves_nothing", HostHarness::NAME), move || {
         let (runtime, host) = stopping;
@@ -56,6 +65,34 @@ pub(crate) fn main() -> ExitCode {
         runtime.block_on(host.stop()).ok();
     }
     conclusion.exit_code()
+}
+
+/// A case that leaves a Binding: the check must name it, and each kind of thing that it is made of.
+const CARELESS: Case = Case {
+    name: "planted::careless",
+    promise: "Nothing is left.",
+    needs: |_| Ok(()),
+    run: |stage| {
+        Box::pin(async move {
+            stage.bindings().create_binding(&stage.create_spec()?).await?;
+            Ok(())
+        })
+    },
+};
+
+async fn plant(harness: Arc<HostHarness>) -> anyhow::Result<()> {
+    let outcome = run_case(&CARELESS, harness.clone()).await;
+    harness.kill_all().await?;
+    let Err(error) = outcome else { anyhow::bail!("the leftover was not seen") };
+    let text = format!("{error:#}");
+    for kind in ["resource sandbox ", "process ", "namespace net:", "namespace user:", "file sandboxes/", "file run/s/"]
+    {
+        anyhow::ensure!(text.contains(&format!("left behind: {kind}")), "no {kind:?} in {text}");
+    }
+    // Where the machine has control groups.
+    let groups = harness.ours().is_some_and(|ours| !ours.cgroup_marks.is_empty());
+    anyhow::ensure!(!groups || text.contains("left behind: cgroup "), "no control group in {text}");
+    Ok(())
 }
 
 fn failed(error: anyhow::Error) -> Failed {

@@ -385,6 +385,8 @@ impl Sink for JobSink {
     }
 
     fn ended(&mut self, exit: &ExitInfo) {
+        // Before the job's own lock: who holds the table's takes jobs' after it, so the other order would lock both up.
+        self.table.note_end();
         let mut state = self.job.state();
         if let Some(sanitizer) = &mut state.sanitizer {
             let mut rest = String::new();
@@ -406,7 +408,6 @@ impl Sink for JobSink {
         }
         let status = if state.terminating { JobStatus::Terminated } else { status };
         state.started_at.get_or_insert_with(|| Timestamp::from(SystemTime::now()));
-        self.table.note_end();
         self.job.end(state, status);
     }
 }

@@ -79,9 +79,10 @@ impl Fixture {
     /// Sends bytes and reads until the server closes.
     fn talk(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
-        stream.write_all(bytes).unwrap();
+        // A server that refuses may close before it has read everything, which ends in an error here; what counts is its answer.
+        stream.write_all(bytes).ok();
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
+        stream.read_to_end(&mut answer).ok();
         String::from_utf8_lossy(&answer).into_owned()
     }
 }

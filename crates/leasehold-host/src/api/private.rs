@@ -77,7 +77,7 @@ pub(crate) async fn keep(Shared(world): Shared<Arc<World>>, Path(id): Path<Strin
     let (id, entry) = sandboxes::find(&world, &id)?;
     match world.ask(&entry, Event::Keep).await.answer {
         Answer::Done => {
-            world.sessions.release(&id);
+            world.sessions.keep(&id);
             Ok(StatusCode::NO_CONTENT)
         }
         other => Err(ApiError::from_answer(other, &id, "kept")),

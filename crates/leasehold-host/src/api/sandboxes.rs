@@ -63,10 +63,7 @@ async fn create(
     if headers.contains_key("idempotency-key") {
         return Err(ApiError::unsupported("the Idempotency-Key header", " yet"));
     }
-    let session = headers
-        .get(SESSION_HEADER)
-        .map(|value| value.to_str().map_err(|_| ApiError::bad("Leasehold-Session is not text")))
-        .transpose()?;
+    let session = session(headers)?;
     let new: NewSandbox = body::required(body).await?;
     let origin = create::origin(world, new, generation)?;
     // No await from here to the owner: what was pinned and taken has its owner then.
@@ -119,12 +116,26 @@ async fn create(
     }
 }
 
+fn session(headers: &HeaderMap) -> ApiResult<Option<&str>> {
+    headers
+        .get(SESSION_HEADER)
+        .map(|value| value.to_str().map_err(|_| ApiError::bad("Leasehold-Session is not text")))
+        .transpose()
+}
+
 pub(crate) async fn connect(
     Shared(world): Shared<Arc<World>>,
     Path(id): Path<String>,
+    headers: HeaderMap,
     body: Body,
 ) -> ApiResult<impl IntoResponse> {
     let (id, entry) = find(&world, &id)?;
+    if let Some(session) = session(&headers)?
+        && entry.view().life.kept
+        && !world.sessions.note_use(session, &id)
+    {
+        return Err(ApiError::conflict("the session named by Leasehold-Session is not open (any more)"));
+    }
     let (timeout_s, memory) = attach(&world, body).await?;
     let told = world.ask(&entry, Event::Connect { timeout_s, memory }).await;
     attached(&world, &entry, &id, told.answer)

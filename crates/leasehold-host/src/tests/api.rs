@@ -10,7 +10,8 @@ const MISSING: &str = "i00000000000000000000";
 #[tokio::test]
 async fn a_create_answers_what_the_sdks_need() {
     let stage = Stage::new().await;
-    let body = json!({"templateID": "base", "metadata": {}, "envVars": {"A": "1"}, "network": {"allowPublicTraffic": false}});
+    let body =
+        json!({"templateID": "base", "metadata": {}, "envVars": {"A": "1"}, "network": {"allowPublicTraffic": false}});
     let made = stage.client.post("/v2/sandboxes", body).await.expect(201).json();
     let id = made["sandboxID"].as_str().expect("an id");
     assert!(id.len() == 21 && id.starts_with('i'));
@@ -76,7 +77,10 @@ async fn l5_timeouts_that_are_no_life_are_refused() {
         }
     }
     let set = format!("/sandboxes/{id}/timeout");
-    assert_eq!(stage.client.post(&set, json!({"timeout": -1})).await.expect(400).message(), "Timeout must not be negative");
+    assert_eq!(
+        stage.client.post(&set, json!({"timeout": -1})).await.expect(400).message(),
+        "Timeout must not be negative"
+    );
     assert_eq!(stage.client.post(&set, json!({"timeout": 86_401})).await.expect(400).message(), too_large);
     assert_eq!(stage.engine.alive().len(), 2);
     stage.end().await;
@@ -198,14 +202,21 @@ async fn lists_are_filtered_and_paged() {
     let mut ids = Vec::new();
     for n in 0..5 {
         let odd = if n % 2 == 1 { "c&d" } else { "e" };
-        ids.push(stage.client.create(json!({"templateID": "base", "metadata": {"a b": odd, "n": n.to_string()}})).await);
+        ids.push(
+            stage.client.create(json!({"templateID": "base", "metadata": {"a b": odd, "n": n.to_string()}})).await,
+        );
     }
     ids.reverse();
     stage.client.post(&format!("/sandboxes/{}/pause", ids[0]), json!({})).await.expect(204);
     let listed = async |query: &str| {
         let answer = stage.client.get(&format!("/v2/sandboxes?{query}")).await.expect(200);
-        let ids: Vec<String> = answer.json().as_array().expect("a list").iter()
-            .map(|entry| entry["sandboxID"].as_str().expect("an id").to_owned()).collect();
+        let ids: Vec<String> = answer
+            .json()
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|entry| entry["sandboxID"].as_str().expect("an id").to_owned())
+            .collect();
         (ids, answer.headers.get("x-next-token").map(|token| token.to_str().expect("text").to_owned()))
     };
     assert_eq!(listed("").await, (ids.clone(), None));
@@ -234,7 +245,8 @@ async fn lists_are_filtered_and_paged() {
 async fn snapshots_are_made_listed_used_and_deleted() {
     let stage = Stage::new().await;
     let id = stage.client.create(json!({"templateID": "base"})).await;
-    let make = async |body: Value| stage.client.post(&format!("/sandboxes/{id}/snapshots"), body).await.expect(201).json();
+    let make =
+        async |body: Value| stage.client.post(&format!("/sandboxes/{id}/snapshots"), body).await.expect(201).json();
     let unnamed = make(json!({})).await;
     let first = make(json!({"name": "home"})).await;
     let named = make(json!({"name": "leasehold/home:v2"})).await;
@@ -258,7 +270,8 @@ async fn snapshots_are_made_listed_used_and_deleted() {
     let gone = stage.client.post("/v2/sandboxes", json!({"templateID": "leasehold/home:v2"})).await.expect(404);
     assert_eq!(gone.message(), "Template 'leasehold/home:v2' not found");
     assert!(stage.engine.layers().contains(&layers[0]));
-    let grandchild = stage.client.post(&format!("/sandboxes/{child}/snapshots"), json!({"name": "home"})).await.expect(201);
+    let grandchild =
+        stage.client.post(&format!("/sandboxes/{child}/snapshots"), json!({"name": "home"})).await.expect(201);
     assert_eq!(grandchild.json()["snapshotID"], "leasehold/home:default");
     stage.client.delete(&format!("/sandboxes/{child}")).await.expect(204);
     assert!(stage.engine.layers().contains(&layers[0]));
@@ -310,7 +323,10 @@ async fn settings_that_make_no_sense_are_refused() {
     let public = refused(&|config| config.listen = Some(([0, 0, 0, 0], 0).into())).await;
     assert!(matches!(public, HostError::PublicAddress { .. }), "{public}");
     assert!(matches!(refused(&|config| config.max_running = 0).await, HostError::Config { field: "max_running", .. }));
-    assert!(matches!(refused(&|config| config.domain = Some(String::new())).await, HostError::Config { field: "domain", .. }));
+    assert!(matches!(
+        refused(&|config| config.domain = Some(String::new())).await,
+        HostError::Config { field: "domain", .. }
+    ));
     let empty = refused(&|config| config.api_key = Some(crate::Secret::new(""))).await;
     assert!(matches!(empty, HostError::Config { field: "api_key", .. }));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

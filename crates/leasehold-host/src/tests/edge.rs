@@ -61,7 +61,8 @@ async fn private_ports_need_the_traffic_token() {
     let stage = Stage::new().await;
     let body = json!({"templateID": "base", "network": {"allowPublicTraffic": false}});
     let made = stage.client.post("/v2/sandboxes", body).await.expect(201).json();
-    let (id, token) = (made["sandboxID"].as_str().expect("an id"), made["trafficAccessToken"].as_str().expect("a token"));
+    let (id, token) =
+        (made["sandboxID"].as_str().expect("an id"), made["trafficAccessToken"].as_str().expect("a token"));
     let with = async |headers: &[(&str, &str)]| stage.client.inside(id, 5004, "GET", "/healthz", headers).await;
     let missing = with(&[]).await.expect(403).json();
     assert_eq!(
@@ -145,7 +146,8 @@ async fn ports_stream_both_ways_and_upgrade() {
     });
     let path = stage.dir.path().join("run/host.sock");
     let mut client = tokio::net::UnixStream::connect(path).await.expect("listens");
-    let head = format!("GET /ws HTTP/1.1\r\nhost: {port}-{id}.localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n");
+    let head =
+        format!("GET /ws HTTP/1.1\r\nhost: {port}-{id}.localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n");
     client.write_all(head.as_bytes()).await.expect("written");
     let mut seen = Vec::new();
     while !seen.ends_with(b"hello") {

@@ -125,8 +125,11 @@ impl TestGuest {
 
     /// The spawner's process id, once there is one.
     pub(crate) fn spawner(&self) -> Option<u32> {
-        let path = format!("/proc/{0}/task/{0}/children", self.pid());
-        std::fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
+        // Children are listed with the thread that made them.
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
+        threads.flatten().find_map(|thread| {
+            std::fs::read_to_string(thread.path().join("children")).ok()?.split_whitespace().next()?.parse().ok()
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use leasehold::{BindingRef, ExecutionBindingBackend as _};
-use leasehold_e2b::{ProcessSpec, Sandbox};
+use leasehold_e2b::{ProcessSpec, Sandbox, SandboxState};
 
 use crate::args::{ExecArgs, ProcessArgs, RunArgs};
 use crate::context::{Context, HOME, WORKSPACE, name_of};
@@ -17,6 +17,8 @@ enum After {
     Keep,
     /// Pause it, unless another command uses the name.
     Share(NameLock),
+    /// Leave it running, as it was found: it is somebody else's.
+    Leave,
 }
 
 pub(crate) async fn run(context: &Context, args: &RunArgs) -> anyhow::Result<u8> {
@@ -38,8 +40,11 @@ pub(crate) async fn run(context: &Context, args: &RunArgs) -> anyhow::Result<u8>
 pub(crate) async fn exec(context: &Context, args: &ExecArgs) -> anyhow::Result<u8> {
     let binding = context.find(&args.binding).await?;
     let info = context.client.get(binding.as_str()).await?;
-    let lock = NameLock::shared(&context.data_dir, name_of(&info).unwrap_or(binding.as_str())).await?;
-    leased(context, &binding, After::Share(lock), &args.process, None).await
+    let after = match name_of(&info) {
+        None if info.state == SandboxState::Running => After::Leave,
+        name => After::Share(NameLock::shared(&context.data_dir, name.unwrap_or(binding.as_str())).await?),
+    };
+    leased(context, &binding, after, &args.process, None).await
 }
 
 /// Gets or makes the kept sandbox of this name.
@@ -77,7 +82,7 @@ async fn leased(
         let outcome = in_sandbox(lease.sandbox().handle(), process, workspace).await;
         match &after {
             // Destroying ends the lease's sandbox; pausing it first would be work for nothing.
-            After::Destroy => context.driver.detach(lease),
+            After::Destroy | After::Leave => context.driver.detach(lease),
             After::Share(lock) if !lock.is_last_out()? => context.driver.detach(lease),
             After::Share(_) | After::Keep => context.driver.release(&lease).await?,
         }
@@ -96,7 +101,7 @@ async fn leased(
             crate::complain(&format!("kept {binding}"));
             outcome
         }
-        After::Share(_) => outcome,
+        After::Share(_) | After::Leave => outcome,
     }
 }
 

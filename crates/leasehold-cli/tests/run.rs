@@ -159,6 +159,27 @@ fn a_killed_client_leaves_no_sandbox() {
     assert!(ids.is_empty(), "{ids:?}");
 }
 
+/// The state that `ls` shows of the only sandbox.
+fn state(place: &Place) -> String {
+    let listed = place.ok(["ls", "--json"]);
+    let row: serde_json::Value = serde_json::from_str(listed.trim()).unwrap();
+    row["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_killed_client_leaves_its_kept_sandbox_paused() {
+    let place = Place::new();
+    for _ in 0..2 {
+        let mut child = place.spawn(["run", "--as", "me", "--", "sh", "-c", "echo up; sleep 1000"]);
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(state(&place), "running");
+        signal(&child, Signal::KILL);
+        child.wait().unwrap();
+        assert_eq!(until(Duration::from_secs(10), || state(&place), |state| state == "paused"), "paused");
+    }
+}
+
 #[test]
 fn a_reader_that_leaves_ends_the_command() {
     let place = Place::new();

@@ -20,6 +20,12 @@ pub enum Mode {
     Stdio,
 }
 
+impl Mode {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,7 +85,8 @@ pub struct RunRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<Terminal>,
     /// How the job is connected.
-    #[serde(default)]
+    // Left out when it is the default: daemons from before modes refuse fields that they do not know.
+    #[serde(default, skip_serializing_if = "Mode::is_default")]
     pub mode: Mode,
     /// Longest wait in seconds, more than 0.
     #[serde(default = "default_wait")]

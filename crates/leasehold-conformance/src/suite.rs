@@ -46,9 +46,9 @@ pub async fn run_case(case: &Case, harness: Arc<dyn Harness>) -> anyhow::Result<
     if faults.is_empty() { Ok(()) } else { bail!("{}: {}", case.promise, faults.join("\n  ")) }
 }
 
-/// Waits until nothing is left, at most one patience: processes are reaped and namespaces freed a moment after their end.
+/// Waits until nothing is left, at most a quarter of a patience: processes are reaped and namespaces freed a moment after their end.
 async fn leftovers(harness: &dyn Harness, before: &Inventory) -> anyhow::Result<Vec<String>> {
-    let deadline = tokio::time::Instant::now() + harness.patience();
+    let deadline = tokio::time::Instant::now() + harness.patience() / 4;
     let mut pause = Duration::from_millis(1);
     loop {
         let after = take(harness).await?;

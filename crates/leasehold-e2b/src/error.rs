@@ -249,6 +249,13 @@ mod tests {
     }
 
     #[test]
+    fn an_error_tells_its_operation_and_the_endpoints_own_code() {
+        let error = read(Route::Other, 409, r#"{"code":409,"message":"x","error_code":"snapshot\nbusy"}"#);
+        assert_eq!((error.operation(), error.error_code()), ("test", Some(r"snapshot\nbusy")));
+        assert_eq!(read(Route::Other, 409, "").error_code(), None);
+    }
+
+    #[test]
     fn retry_after_is_kept() {
         let mut headers = HeaderMap::new();
         headers.insert(header::RETRY_AFTER, "7".parse().unwrap());

@@ -25,6 +25,7 @@ use crate::removal::remove_all;
 use crate::skeleton;
 use crate::spec::{GuestSocket, LayerDigest, ProcessId, Running, StartSpec, Template, Usage, check_id, hex};
 use crate::undo::Undo;
+use crate::unmount::{Root, Unmounter};
 
 /// Settings of an [`Engine`].
 #[derive(Debug, Clone)]
@@ -117,6 +118,7 @@ pub struct Engine {
     mode: IdMode,
     cgroups: Cgroups,
     report: EngineReport,
+    unmounter: Unmounter,
 }
 
 impl Engine {
@@ -137,7 +139,8 @@ impl Engine {
         let base = skeleton::install(&data, mode, &entries)?;
         let cgroups = Cgroups::open(&cgroup_name(data.root()));
         let report = report(mode, &cgroups);
-        Ok(Self { config, data, guest, facts, base, mode, cgroups, report })
+        let unmounter = Unmounter::start()?;
+        Ok(Self { config, data, guest, facts, base, mode, cgroups, report, unmounter })
     }
 
     /// What this engine is and can do on this machine.
@@ -369,6 +372,24 @@ impl Engine {
             return Err(EngineError::new(ErrorKind::Conflict, "remove", "the sandbox runs; stop it first").of(id));
         }
         remove_all(self.data.sandbox(id).root()).map_err(|error| error.of(id))
+    }
+
+    /// [`stop`](Self::stop) and [`remove`](Self::remove) in one, for a sandbox whose files are of no use any more: nobody waits until they are on disk.
+    ///
+    /// # Errors
+    /// As both.
+    ///
+    /// # Repeating
+    /// Does nothing to an unknown sandbox.
+    pub fn destroy(&self, id: &str, process: Option<&ProcessId>) -> Result<(), EngineError> {
+        check_id(id)?;
+        let root = self.running(id)?.and_then(|(_, running)| Root::of(running.process.pid));
+        self.stop(id, process)?;
+        self.remove(id)?;
+        if let Some(root) = root {
+            self.unmounter.put_down(root);
+        }
+        Ok(())
     }
 
     /// Stores the writable layer of a paused or stopped sandbox, on disk when this returns.

@@ -5,7 +5,7 @@
 //!
 //! The life of a sandbox: [`Engine::start`] makes its directories, its control groups and, through a small launcher, its first process, and waits until the
 //! guest in it is ready; [`Engine::pause`] and [`Engine::resume`] stop and continue it in memory; [`Engine::stop`] ends it and checks that nothing is left;
-//! [`Engine::snapshot`] stores its files as a layer from which others can start; [`Engine::remove`] deletes them.
+//! [`Engine::snapshot`] stores its files as a layer from which others can start; [`Engine::remove`] deletes them, [`Engine::destroy`] does both.
 //!
 //! What survives the death of the process that holds the engine: everything. Sandboxes run on, each with a record that says what belongs to it;
 //! [`Engine::leftovers`], [`Engine::adopt`] and [`Engine::stop`] are for whoever comes next.
@@ -25,6 +25,7 @@ mod removal;
 mod skeleton;
 mod spec;
 mod undo;
+mod unmount;
 
 pub use cgroup::{CgroupReport, CgroupVersion};
 pub use engine::{Capabilities, Engine, EngineConfig, EngineReport, Isolation};

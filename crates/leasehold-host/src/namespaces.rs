@@ -101,6 +101,10 @@ impl Sandboxes for Engine {
         Ok(Self::remove(self, id)?)
     }
 
+    fn destroy(&self, id: &str, known: Option<port::ProcessId>) -> Result<(), Failure> {
+        Ok(Self::destroy(self, id, known.map(process).as_ref())?)
+    }
+
     fn snapshot(&self, id: &str) -> Result<String, Failure> {
         Ok(Self::snapshot(self, id)?.to_string())
     }

@@ -27,6 +27,10 @@ pub(crate) trait Sandboxes: Send + Sync + 'static {
     fn stop(&self, id: &str, process: Option<ProcessId>) -> Result<(), Failure>;
     /// Deletes the files of a stopped sandbox.
     fn remove(&self, id: &str) -> Result<(), Failure>;
+    /// Both, for files that are of no use any more.
+    fn destroy(&self, id: &str, process: Option<ProcessId>) -> Result<(), Failure> {
+        self.stop(id, process).and_then(|()| self.remove(id))
+    }
     /// Stores the writable layer of a frozen or stopped sandbox, durably, and names it.
     fn snapshot(&self, id: &str) -> Result<String, Failure>;
     /// Deletes a stored layer.

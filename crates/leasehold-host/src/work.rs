@@ -313,9 +313,9 @@ async fn destroy(subject: &Subject, life: &Lifecycle) -> Result<(), Failure> {
         _ => "killed".to_owned(),
     };
     world.ledger.put(subject.row(Stage::Killing, Wall::now(), Some(reason.clone()))).await?;
-    stop(subject).await?;
     let id = subject.origin.id.as_str().to_owned();
-    world.engine(move |engine| engine.remove(&id)).await?;
+    let process = subject.boot.process;
+    world.engine(move |engine| engine.destroy(&id, process)).await?;
     let id = subject.origin.id.as_str().to_owned();
     world.ledger.end(End { id, reason, at: Wall::now() }).await?;
     let unneeded = world.shelf.unpin(&subject.origin.layers);

@@ -3,11 +3,14 @@
 //! Made once per data directory and content: the name is a digest of everything in it, so another release of the machine's system, or of us, is another
 //! layer, and an existing one never changes. Ids in it are the sandbox's, shifted to the host range when it is written.
 
+use std::collections::HashSet;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
 
 use crate::error::{During, EngineError};
@@ -154,10 +157,14 @@ pub(crate) fn entries(facts: &HostFacts, copied: Vec<Entry>) -> Vec<Entry> {
         all.push(file(path, content));
     }
     all.push(link("etc/mtab", "/proc/self/mounts"));
+    let mut known: HashSet<PathBuf> = all.iter().map(|entry| entry.path.clone()).collect();
     for entry in copied {
-        let parents = parents(&entry.path).filter(|parent| !all.iter().any(|known| known.path == *parent));
-        all.extend(parents.map(|parent| directory(parent, 0o755)).collect::<Vec<_>>());
-        if !all.iter().any(|known| known.path == entry.path) {
+        for parent in parents(&entry.path) {
+            if known.insert(parent.to_owned()) {
+                all.push(directory(parent, 0o755));
+            }
+        }
+        if known.insert(entry.path.clone()) {
             all.push(entry);
         }
     }
@@ -204,7 +211,7 @@ fn read_copy(root: &Path, path: &Path) -> Option<Entry> {
     let node = if metadata.is_symlink() {
         let to = fs::read_link(&source).ok()?;
         // A link into /usr leads to the same file inside; any other is replaced by what it leads to, if that is public.
-        let resolved = fs::canonicalize(&source).ok()?;
+        let resolved = resolve(&source)?;
         if resolved.starts_with(root.join("usr")) || to.components().count() == 1 {
             Node::Link { to }
         } else {
@@ -214,6 +221,14 @@ fn read_copy(root: &Path, path: &Path) -> Option<Entry> {
         public_content(&source)?
     };
     Some(Entry { path: path.to_owned(), owner: 0, node })
+}
+
+/// Where a path leads in the end. A machine has many hundred links here, and each host start asks about all: the kernel walks one in a single call, while
+/// `canonicalize` makes a call per component.
+fn resolve(path: &Path) -> Option<PathBuf> {
+    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let name = Path::new("/proc/self/fd").join(found.as_raw_fd().to_string());
+    fs::read_link(name).ok()
 }
 
 /// The content of a regular file that every user of this machine may read.

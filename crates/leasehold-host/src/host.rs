@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -14,7 +14,7 @@ use crate::config::{AtShutdown, HostConfig, Lifetime};
 use crate::datadir::{self, DataDir};
 use crate::edge::route::OurNames;
 use crate::error::HostError;
-use crate::ledger::{Ledger, LedgerThread};
+use crate::ledger::{Content, Ledger, LedgerThread};
 use crate::listen::{Door, Front, Via, is_local, serve_tcp, serve_unix};
 use crate::port::Sandboxes;
 use crate::secret::Secret;
@@ -92,11 +92,21 @@ impl Host {
         let closing = CancellationToken::new();
         let ends = std::mem::take(&mut content.ends);
         let world = World::new(engine, ledger, settings, ends, closing.clone());
-        reconcile::reconcile(&world, content).await.map_err(HostError::Ledger)?;
+        // Clients that come while earlier sandboxes are settled wait in the listener's queue.
+        let listener = match settle(&world, &dir, content).await {
+            Ok(listener) => listener,
+            Err(error) => {
+                // Whatever was taken over is left as it is, to the next start.
+                world.retire.cancel();
+                world.tasks.close();
+                world.tasks.wait().await;
+                return Err(error);
+            }
+        };
 
         let front =
             Arc::new(Front { router: api::router(Arc::clone(&world)), world: Arc::clone(&world), key: key.clone() });
-        world.tasks.spawn(serve_unix(Arc::clone(&front), dir.listen()?));
+        world.tasks.spawn(serve_unix(Arc::clone(&front), listener));
         if let Some((listener, local)) = tcp {
             let bare =
                 config.domain.as_deref().map(|domain| domain.split(':').next().unwrap_or(domain).to_ascii_lowercase());
@@ -164,6 +174,12 @@ impl Host {
         self.closing.cancel();
         self.wait().await;
     }
+}
+
+async fn settle(world: &Arc<World>, dir: &DataDir, content: Content) -> Result<UnixListener, HostError> {
+    let listener = dir.listen()?;
+    reconcile::reconcile(world, content).await.map_err(HostError::Ledger)?;
+    Ok(listener)
 }
 
 fn check(config: &HostConfig) -> Result<(), HostError> {

@@ -153,7 +153,7 @@ impl Front {
         };
         let (parts, body) = request.into_parts();
         let response = match self.decide(door, &parts) {
-            Err(refusal) => refusal,
+            Err(refusal) => *refusal,
             Ok(Target::Control) => self.control(door, Request::from_parts(parts, body)).await,
             Ok(Target::Port { id, port }) => {
                 let request = Request::from_parts(parts, body);
@@ -164,7 +164,7 @@ impl Front {
         response.map(|body| Body::new(WithClient { body, _client: client }))
     }
 
-    fn decide(&self, door: &Door, parts: &Parts) -> Result<Target, Response<Body>> {
+    fn decide(&self, door: &Door, parts: &Parts) -> Result<Target, Box<Response<Body>>> {
         let host = host_name(parts).unwrap_or_default();
         let ours = door.names.as_ref().is_none_or(|names| names.contains(host));
         let misdirected = || {
@@ -173,15 +173,18 @@ impl Front {
         match route(parts) {
             // An id is not to be guessed, so a host name with a live one in it is as good as ours.
             Route::Port { id, port } if ours || host.starts_with(&format!("{port}-")) => Ok(Target::Port { id, port }),
-            Route::Bad(message) => Err(answer::bad_request(message)),
-            Route::Control | Route::SignedFile | Route::Port { .. } if !ours => Err(misdirected()),
+            Route::Bad(message) => Err(Box::new(answer::bad_request(message))),
+            Route::Control | Route::SignedFile | Route::Port { .. } if !ours => Err(Box::new(misdirected())),
             Route::Port { id, port } => Ok(Target::Port { id, port }),
             Route::Control => Ok(Target::Control),
             Route::SignedFile => {
                 let origins = self.world.entries().into_iter().map(|entry| Arc::clone(&entry.view().origin));
                 match signed::sandbox_of(parts, origins) {
                     Some(id) => Ok(Target::Port { id, port: crate::edge::route::ENVD_PORT }),
-                    None => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid signature").into_response()),
+                    None => {
+                        let refusal = ApiError::new(StatusCode::UNAUTHORIZED, "invalid signature");
+                        Err(Box::new(refusal.into_response()))
+                    }
                 }
             }
         }

@@ -68,8 +68,8 @@ async fn every_stage_is_adopted_or_reaped() {
     let session = |row: Row| Row { session: true, ..row };
     let plain = |row: Row| row;
     // Row, whether its process lives, and the state and memory afterwards (none: destroyed).
-    type Change = Box<dyn Fn(Row) -> Row>;
-    let cases: Vec<(RowStage, bool, Change, Option<(&str, &str)>)> = vec![
+    type Case = (RowStage, bool, Box<dyn Fn(Row) -> Row>, Option<(&'static str, &'static str)>);
+    let cases: Vec<Case> = vec![
         (Creating, true, Box::new(plain), None),
         (Creating, false, Box::new(kept), None),
         (Killing, true, Box::new(plain), None),

@@ -28,8 +28,6 @@ pub enum ErrorCode {
     JobNotRunning,
     /// Input for a job without a terminal: mode `stdio` reads from `/dev/null`.
     InputUnsupported,
-    /// The job's terminal does not take more input now because nothing reads it; nothing of this input may be sent again blindly.
-    InputBlocked,
     /// Deletion of a running job without `force`.
     JobRunning,
     /// The request body exceeds the limit.
@@ -56,7 +54,6 @@ impl ErrorCode {
         Self::MethodNotAllowed,
         Self::JobNotRunning,
         Self::InputUnsupported,
-        Self::InputBlocked,
         Self::JobRunning,
         Self::RequestTooLarge,
         Self::TooManyJobs,
@@ -72,7 +69,7 @@ impl ErrorCode {
             Self::Unauthorized => 401,
             Self::JobNotFound | Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
-            Self::JobNotRunning | Self::InputUnsupported | Self::InputBlocked | Self::JobRunning => 409,
+            Self::JobNotRunning | Self::InputUnsupported | Self::JobRunning => 409,
             Self::RequestTooLarge => 413,
             Self::ValidationError => 422,
             Self::TooManyJobs => 429,
@@ -95,7 +92,6 @@ impl ErrorCode {
             Self::MethodNotAllowed => "method_not_allowed",
             Self::JobNotRunning => "job_not_running",
             Self::InputUnsupported => "input_unsupported",
-            Self::InputBlocked => "input_blocked",
             Self::JobRunning => "job_running",
             Self::RequestTooLarge => "request_too_large",
             Self::TooManyJobs => "too_many_jobs",

@@ -153,10 +153,8 @@ impl Job {
         Some(state.output.sibling(file))
     }
 
-    /// Says that it is over, then writes that down for a cold start: nobody waits for the disk. If that fails, or the sandbox dies in
-    /// between, the job will be `lost` after a cold start.
+    /// Writes down how it ended, for a cold start, and then says so. If that cannot be written, it will be `lost` after a cold start.
     fn end(&self, mut state: MutexGuard<'_, State>, status: JobStatus) {
-        state.status = status;
         state.ended_at = Some(Timestamp::from(SystemTime::now()));
         let record = Record {
             status,
@@ -166,12 +164,12 @@ impl Job {
             ended_at: state.ended_at,
             reason: state.reason.clone(),
         };
-        let deleted = state.deleted;
+        if !state.deleted {
+            store::keep(&self.owner, &self.directory, state.output.file(), &record).ok();
+        }
+        state.status = status;
         drop(state);
         self.changed.notify_all();
-        if !deleted {
-            store::keep(&self.owner, &self.directory, &record).ok();
-        }
     }
 
     /// Notes that its end was asked for. False when it is over anyway.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -11,11 +12,13 @@ use super::job::Job;
 use super::log::Budget;
 use super::{Bounds, Refusal};
 
-/// All jobs.
+/// All jobs. The lock of the table comes before that of a job: whoever holds a job's must not call what takes the table's.
 #[derive(Debug)]
 pub(super) struct Table {
     bounds: Bounds,
     pub(super) budget: Arc<Budget>,
+    /// Jobs that were admitted and have not ended. Not under the lock, since ends are noted from within jobs.
+    running: AtomicUsize,
     jobs: Mutex<Jobs>,
 }
 
@@ -24,8 +27,6 @@ struct Jobs {
     in_order: BTreeMap<u64, Arc<Job>>,
     by_id: HashMap<JobId, u64>,
     next: u64,
-    /// Jobs that were admitted and have not ended.
-    running: usize,
     garbage: Vec<PathBuf>,
 }
 
@@ -53,7 +54,8 @@ impl Drop for Place {
 
 impl Table {
     pub(super) fn new(bounds: Bounds) -> Self {
-        Self { bounds, budget: Arc::new(Budget::new(bounds.total_bytes)), jobs: Mutex::default() }
+        let budget = Arc::new(Budget::new(bounds.total_bytes));
+        Self { bounds, budget, running: AtomicUsize::new(0), jobs: Mutex::default() }
     }
 
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
@@ -66,19 +68,19 @@ impl Table {
 
     /// Admits one more running job.
     pub(super) fn admit(self: &Arc<Self>) -> Result<Place, Refusal> {
-        let mut jobs = self.jobs();
-        if jobs.running >= self.bounds.running {
-            let message = format!("{} jobs run already, no more are started: terminate some", jobs.running);
-            return Err(Refusal::new(ErrorCode::TooManyJobs, message));
+        let more = |running: usize| (running < self.bounds.running).then_some(running + 1);
+        match self.running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Place { table: Arc::clone(self), used: false }),
+            Err(running) => {
+                let message = format!("{running} jobs run already, no more are started: terminate some");
+                Err(Refusal::new(ErrorCode::TooManyJobs, message))
+            }
         }
-        jobs.running += 1;
-        Ok(Place { table: Arc::clone(self), used: false })
     }
 
-    /// A job ended, or was not started after all.
+    /// A job ended, or was not started after all. Takes no lock.
     pub(super) fn note_end(&self) {
-        let mut jobs = self.jobs();
-        jobs.running = jobs.running.saturating_sub(1);
+        self.running.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Adds a job as the newest.

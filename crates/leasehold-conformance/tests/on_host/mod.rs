@@ -101,8 +101,9 @@ fn failed(error: anyhow::Error) -> Failed {
 
 fn columns() -> Result<Vec<Column>, Failed> {
     let mut columns = Vec::new();
-    for shared_workspaces in [false, true] {
-        let fake = FakeHarness::new(FakeOptions { shared_workspaces, ..FakeOptions::default() }).map_err(failed)?;
+    for (shared_workspaces, own_processes) in [(false, false), (true, false), (false, true)] {
+        let options = FakeOptions { shared_workspaces, own_processes, fault: None };
+        let fake = FakeHarness::new(options).map_err(failed)?;
         columns.push(Column { name: fake.name().to_owned(), profile: fake.profile() });
     }
     columns.push(Column { name: HostHarness::NAME.to_owned(), profile: HostHarness::profile() });

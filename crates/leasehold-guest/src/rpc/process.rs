@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use envd::{
     Code, Empty, Input, ListResponse, ProcessConfig, ProcessInfo, ProcessRequest, RpcError, Selector, SendInputRequest,
@@ -16,6 +17,9 @@ use crate::guest::Guest;
 use crate::http::{Request, Response};
 use crate::process::{Drain, Face, InputError, Process, PtySize, Stage, StartError, StartSpec, Stdin, Stdio};
 use crate::users::User;
+
+/// How long the answer to a kill waits for the end. Chosen: an end takes milliseconds, and clients wait longer for an answer.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Serves the calls of `process.Process`.
 #[derive(Debug, Clone)]
@@ -107,7 +111,7 @@ impl ProcessService {
         &self,
         start: StartRequest,
         user: User,
-        deadline: Option<std::time::Duration>,
+        deadline: Option<Duration>,
         stream: &mut Outgoing<'_>,
     ) -> io::Result<Result<(), RpcError>> {
         let started = self.spec(start, user).and_then(|mut spec| {
@@ -167,8 +171,13 @@ impl ProcessService {
         let process = self.find(send.process.as_ref())?;
         match send.signal {
             Signal::Sigterm => process.signal(libc::SIGTERM),
-            // A kill means everything that the command started, also what has left its group.
-            Signal::Sigkill => process.terminate(std::time::Duration::ZERO),
+            // A kill means everything that the command started, also what has left its group. The answer waits for the end, so
+            // that a client which lists or kills again sees it.
+            Signal::Sigkill => {
+                process.terminate(Duration::ZERO);
+                // Still there after that: in the kernel, where it cannot be helped; the kill stands.
+                let _ended = process.wait(Some(KILL_PATIENCE));
+            }
             Signal::Unspecified => {
                 return Err(RpcError::new(Code::Unimplemented, "invalid signal: SIGNAL_UNSPECIFIED"));
             }

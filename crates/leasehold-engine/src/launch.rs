@@ -39,8 +39,8 @@ impl Launch {
         })?;
         let mut launcher = Command::new(guest)
             .arg("launch")
+            // Without a directory: with one, a static binary's spawn is a fork, and copies this process's page tables.
             .env_clear()
-            .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)

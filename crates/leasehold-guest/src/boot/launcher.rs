@@ -40,6 +40,8 @@ pub fn launch() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     keep_low_descriptors_free()?;
+    // Wherever the host was started is no place to stay in.
+    rustix::process::chdir("/").during("launch", "cannot go to the root directory")?;
     let plan = read_plan()?;
     shed_privileged_scheduling()?;
     let (wait, go) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).during("launch", "cannot make a pipe")?;

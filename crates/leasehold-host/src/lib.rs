@@ -4,8 +4,23 @@
 //! `D/run/host.sock` and, if asked, on TCP. Requests for the control plane and for ports inside sandboxes come through the same
 //! listeners and are told apart by headers or by the first label of the host name.
 //!
-//! What differs from E2B, and why, stands at the routes in `api`; in short: snapshots hold files only, sandboxes have a
-//! loopback network only, a snapshot in use may be deleted, and whatever is not built is refused by name.
+//! What differs from E2B, and why:
+//!
+//! - **Network**: sandboxes have a loopback interface only. `allow_internet_access` may be absent, `false` (which is the case) or
+//!   `true` (older SDKs always send it): it is accepted and reaches nothing, and the detail says `allowInternetAccess: false`, as
+//!   `GET /leasehold/v1/info` does in words.
+//! - **Snapshots** hold files: what is made from one boots cold. Deleting one that sandboxes were made from is allowed; layers go
+//!   with their last user.
+//! - **What is not built is refused by name** with 400 (network rules, `volumeMounts`, `mcp`, `iam`, `Idempotency-Key`,
+//!   `requireHealthyGuest`, snapshots with memory), and unknown fields too. A route that is not there is 501 and not 404, because
+//!   404 with a JSON body means that a sandbox is gone.
+//! - **Timeouts** are bounded per request ([`HostConfig::max_timeout`]), not over a sandbox's whole life.
+//! - **`startedAt`** is the time of creation, over all pauses.
+//! - **Memory that is lost** (a crash of the machine, a clean stop of the host) does not lose the sandbox if it was paused, kept, or
+//!   made to pause at its timeout: connect boots it from its files, with a new boot id and the reason in
+//!   `GET /leasehold/v1/sandboxes/{id}`.
+//! - **A pause that keeps memory** freezes the processes and writes one row. Files are as durable as the kernel's page cache makes
+//!   them; a pause with `memory: false` flushes first and then stops.
 
 mod api;
 mod config;

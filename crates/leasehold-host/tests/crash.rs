@@ -137,7 +137,7 @@ fn killed_in_the_middle() {
             for n in 0..6 {
                 let client = client.clone();
                 lives.spawn(async move {
-                    let mut sender = client.open().await;
+                    let mut sender = client.try_open().await?;
                     let mut send = async |method: &str, path: String, body: Value| {
                         sender.ready().await.ok()?;
                         let response = sender.send_request(request(method, &path, &[], body)).await.ok()?;

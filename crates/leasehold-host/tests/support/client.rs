@@ -58,18 +58,23 @@ impl Client {
     }
 
     pub(crate) async fn open(&self) -> http1::SendRequest<Full<Bytes>> {
+        self.try_open().await.expect("the host listens")
+    }
+
+    /// A connection, unless the host is gone.
+    pub(crate) async fn try_open(&self) -> Option<http1::SendRequest<Full<Bytes>>> {
         match self {
             Self::Unix(path) => {
-                let stream = UnixStream::connect(path).await.expect("the host listens");
-                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("speaks HTTP");
+                let stream = UnixStream::connect(path).await.ok()?;
+                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
                 tokio::spawn(connection.with_upgrades());
-                sender
+                Some(sender)
             }
             Self::Tcp(address) => {
-                let stream = TcpStream::connect(address).await.expect("the host listens");
-                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("speaks HTTP");
+                let stream = TcpStream::connect(address).await.ok()?;
+                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
                 tokio::spawn(connection.with_upgrades());
-                sender
+                Some(sender)
             }
         }
     }

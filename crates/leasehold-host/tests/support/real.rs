@@ -27,13 +27,15 @@ impl Real {
     }
 
     async fn end(self, well: bool) {
+        let mut ids = names(&self.dir.path().join("sandboxes"));
         for sandbox in self.client.get("/v2/sandboxes").await.expect(200).json().as_array().expect("a list") {
             let id = sandbox["sandboxID"].as_str().expect("an id");
             self.client.delete(&format!("/sandboxes/{id}")).await.expect(204);
         }
         self.host.shutdown(Duration::from_secs(20)).await;
         if well {
-            assert_nothing_left(self.dir.path());
+            ids.extend(names(&self.dir.path().join("sandboxes")));
+            assert_nothing_left(self.dir.path(), &ids);
         }
     }
 }
@@ -61,12 +63,26 @@ pub(crate) fn names(path: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }
 
-pub(crate) fn assert_nothing_left(dir: &Path) {
+/// No socket, run directory, files, mount, process or control group of this directory's sandboxes.
+fn assert_nothing_left(dir: &Path, ids: &BTreeSet<String>) {
     assert!(!dir.join("run/host.sock").exists());
-    assert!(names(&dir.join("run/s")).is_empty(), "{:?}", names(&dir.join("run/s")));
-    assert!(names(&dir.join("sandboxes")).is_empty(), "{:?}", names(&dir.join("sandboxes")));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
-    assert!(!mounts.contains(&*dir.to_string_lossy()), "{mounts}");
+    assert_eq!(names(&dir.join("run/s")), BTreeSet::new());
+    assert_eq!(names(&dir.join("sandboxes")), BTreeSet::new());
+    for process in std::fs::read_dir("/proc").expect("proc") {
+        let path = process.expect("an entry").path().join("mountinfo");
+        // Ours, and those of every sandbox that still has a process. A process that ends meanwhile has none.
+        let mounts = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(!mounts.contains(&*dir.to_string_lossy()), "{}: {mounts}", path.display());
+    }
+    for hierarchy in std::fs::read_dir("/sys/fs/cgroup").expect("control groups") {
+        let Ok(groups) = std::fs::read_dir(hierarchy.expect("an entry").path()) else { continue };
+        for group in groups {
+            let group = group.expect("an entry").path();
+            for id in ids {
+                assert!(!group.join(id).exists(), "{}", group.join(id).display());
+            }
+        }
+    }
 }
 
 /// Runs a command in a sandbox and returns its standard output.

@@ -42,7 +42,7 @@ fn program(program: &str, args: &[&str]) -> StartSpec {
         user,
         stdio: Stdio::Pipes { stdin: Stdin::Null },
         tag: None,
-        face: Face::Shellctl,
+        face: Face::Envd,
         sink: None,
         drain: Drain::default(),
         deadline: None,

@@ -5,7 +5,7 @@
 //!
 //! - The end is reported after the last byte of output, or after [`Drain`] when background processes hold the streams open.
 //! - Without subscriber and sink, output is read and discarded: nothing is buffered, nothing blocks.
-//! - An ended process can still be found for [`REMEMBERED`].
+//! - An ended process of the envd face can still be found for [`REMEMBERED`].
 //!
 //! ```no_run
 //! use std::collections::VecDeque;
@@ -160,7 +160,9 @@ impl Processes {
 impl Registry {
     /// Old ends are forgotten when the registry is used, so that no timer is needed.
     fn forget_old(&mut self) {
-        self.by_pid.retain(|_, process| process.ended_for().is_none_or(|time| time < REMEMBERED));
+        // Jobs of the shellctl face remember their end themselves, without descriptors.
+        let kept = |process: &Process| if *process.face() == Face::Shellctl { Duration::ZERO } else { REMEMBERED };
+        self.by_pid.retain(|_, process| process.ended_for().is_none_or(|time| time < kept(process)));
         let ended = |process: &Arc<Process>| process.ended_for().map(|time| (time, process.pid()));
         let mut ends: Vec<_> = self.by_pid.values().filter_map(ended).collect();
         if ends.len() > MAX_REMEMBERED {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use shellctl::{ErrorCode, JobId, JobInfo, JobResult, JobStatus, JobStatusView, Mode, Timestamp};
@@ -24,8 +24,6 @@ pub(super) struct Job {
     pub(super) id: JobId,
     pub(super) directory: PathBuf,
     pub(super) created_at: Timestamp,
-    /// Set once the process runs; never for jobs of an earlier boot and those that did not start.
-    pub(super) process: OnceLock<Arc<Process>>,
     /// Whose files its files are.
     owner: User,
     state: Mutex<State>,
@@ -43,9 +41,15 @@ struct State {
     terminating: bool,
     /// It was deleted: what still comes is not kept.
     deleted: bool,
+    /// From the start until nothing of its tree is left.
+    process: Option<Arc<Process>>,
+    /// Nothing of its tree is left, and no output comes any more.
+    gone: bool,
     output: Log,
     /// Made when the first byte for it comes; mode `stdio` only.
     errors: Option<Log>,
+    /// Bytes for stderr that came when its file could not be made.
+    errors_lost: u64,
     /// Mode `pty` only.
     sanitizer: Option<Sanitizer>,
     /// When the last output came.
@@ -77,7 +81,9 @@ impl Job {
 
     /// A job of an earlier boot, which is over.
     pub(super) fn recovered(id: JobId, directory: PathBuf, owner: User, output: Log, record: Record) -> Self {
-        Self::with(id, directory, owner, output, record, None)
+        let job = Self::with(id, directory, owner, output, record, None);
+        job.let_go();
+        job
     }
 
     fn with(
@@ -96,20 +102,15 @@ impl Job {
             reason: record.reason,
             terminating: false,
             deleted: false,
+            process: None,
+            gone: false,
             output,
             errors: None,
+            errors_lost: 0,
             sanitizer,
             last_output: Instant::now(),
         };
-        Self {
-            id,
-            directory,
-            created_at: record.created_at,
-            process: OnceLock::new(),
-            owner,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-        }
+        Self { id, directory, created_at: record.created_at, owner, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -119,8 +120,10 @@ impl Job {
     /// The process runs. It may have ended already.
     pub(super) fn started(&self, process: Arc<Process>) {
         let mut state = self.state();
-        // Set once: a job is started once.
-        self.process.set(process).ok();
+        // A short job may be over before its start is noted.
+        if !state.gone {
+            state.process = Some(process);
+        }
         state.started_at.get_or_insert_with(|| Timestamp::from(SystemTime::now()));
         if !state.status.is_done() {
             state.status = JobStatus::Running;
@@ -144,6 +147,7 @@ impl Job {
         state.reason = Some(message.to_owned());
         let status = if exit_code.is_some() { JobStatus::Exited } else { JobStatus::Failed };
         self.end(state, status);
+        self.let_go();
     }
 
     /// Makes the file for stderr. Without it (the disk is full, the user removed the directory) such output counts as discarded.
@@ -164,8 +168,8 @@ impl Job {
             ended_at: state.ended_at,
             reason: state.reason.clone(),
         };
-        if !state.deleted {
-            store::keep(&self.owner, &self.directory, state.output.file(), &record).ok();
+        if let (false, Some(output)) = (state.deleted, state.output.file()) {
+            store::keep(&self.owner, &self.directory, &output, &record).ok();
         }
         state.status = status;
         drop(state);
@@ -185,6 +189,22 @@ impl Job {
     /// Notes that it is deleted: nothing more is written.
     pub(super) fn forget(&self) {
         self.state().deleted = true;
+    }
+
+    /// Its process, from the start until nothing of its tree is left.
+    pub(super) fn process(&self) -> Option<Arc<Process>> {
+        self.state().process.clone()
+    }
+
+    /// Nothing of it is left: no more output comes, and nothing is there to be ended.
+    fn let_go(&self) {
+        let mut state = self.state();
+        state.gone = true;
+        state.process = None;
+        state.output.close();
+        if let Some(errors) = &mut state.errors {
+            errors.close();
+        }
     }
 
     /// Forgets it and gives the space of its output back.
@@ -290,7 +310,7 @@ impl Job {
         state: MutexGuard<'_, State>,
         read: impl FnOnce(&File, Extent) -> io::Result<window::Window>,
     ) -> Result<JobResult, Refusal> {
-        let file = Arc::clone(state.output.file());
+        let file = state.output.file();
         let extent = Extent { size: state.output.size(), complete: state.status.is_done() };
         let mut result = JobResult {
             job_id: self.id.clone(),
@@ -304,7 +324,9 @@ impl Job {
             discarded_bytes: state.discarded(),
         };
         drop(state);
-        let window = read(&file, extent).map_err(|error| Refusal::internal("read the output", &error))?;
+        let open = || store::open_output(&self.owner, &self.directory).map(Arc::new);
+        let window = file.map_or_else(open, Ok).and_then(|file| read(&file, extent));
+        let window = window.map_err(|error| Refusal::internal("read the job's output file", &error))?;
         (result.output, result.offset, result.truncated) = (window.text, window.next, window.more);
         Ok(result)
     }
@@ -312,7 +334,7 @@ impl Job {
 
 impl State {
     fn discarded(&self) -> u64 {
-        self.output.discarded() + self.errors.as_ref().map_or(0, Log::discarded)
+        self.output.discarded() + self.errors.as_ref().map_or(0, Log::discarded) + self.errors_lost
     }
 
     fn take(&mut self, source: Source, bytes: &[u8]) {
@@ -322,7 +344,7 @@ impl State {
         self.last_output = Instant::now();
         match (source, &mut self.sanitizer, &mut self.errors) {
             (Source::Stderr, _, Some(errors)) => errors.append(bytes),
-            (Source::Stderr, _, None) => self.output.discard(bytes.len() as u64),
+            (Source::Stderr, _, None) => self.errors_lost += bytes.len() as u64,
             (Source::Pty, Some(sanitizer), _) => {
                 let mut clean = String::new();
                 sanitizer.push(bytes, &mut clean);
@@ -360,18 +382,20 @@ pub(super) struct JobSink {
     job: Arc<Job>,
     table: Arc<Table>,
     errors_tried: bool,
+    ended: bool,
 }
 
 impl JobSink {
     pub(super) fn new(job: Arc<Job>, table: Arc<Table>) -> Self {
-        Self { job, table, errors_tried: false }
+        Self { job, table, errors_tried: false, ended: false }
     }
 }
 
 impl Sink for JobSink {
     fn output(&mut self, source: Source, bytes: &[u8]) {
         // Invalid bytes become characters of three. Before the job's lock is taken: other jobs' locks may be needed.
-        self.table.make_room(3 * bytes.len() as u64);
+        let evicted = self.table.make_room(3 * bytes.len() as u64);
+        store::remove(&self.job.owner, evicted);
         if source == Source::Stderr
             && !std::mem::replace(&mut self.errors_tried, true)
             && let Some(errors) = self.job.open_errors()
@@ -383,6 +407,7 @@ impl Sink for JobSink {
     }
 
     fn ended(&mut self, exit: &ExitInfo) {
+        self.ended = true;
         // Before the job's own lock: who holds the table's takes jobs' after it, so the other order would lock both up.
         self.table.note_end();
         let mut state = self.job.state();
@@ -407,5 +432,15 @@ impl Sink for JobSink {
         let status = if state.terminating { JobStatus::Terminated } else { status };
         state.started_at.get_or_insert_with(|| Timestamp::from(SystemTime::now()));
         self.job.end(state, status);
+    }
+}
+
+/// The process's thread lets go of its sink when nothing of the tree is left and all streams are closed. A sink whose process did not start is
+/// dropped too, but its job goes on to say why.
+impl Drop for JobSink {
+    fn drop(&mut self) {
+        if self.ended {
+            self.job.let_go();
+        }
     }
 }

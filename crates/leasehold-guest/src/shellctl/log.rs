@@ -43,7 +43,8 @@ impl Budget {
 /// One log. What does not fit is counted and discarded; nothing is ever taken from its start, so offsets stay true.
 #[derive(Debug)]
 pub(super) struct Log {
-    file: Arc<File>,
+    /// `None` once nothing more is written: a thousand finished jobs must not hold a descriptor each.
+    file: Option<Arc<File>>,
     size: u64,
     limit: u64,
     discarded: u64,
@@ -55,7 +56,7 @@ impl Log {
     pub(super) fn new(file: File, size: u64, limit: u64, budget: Arc<Budget>) -> Self {
         // What is there counts even if it exceeds the budget: old jobs go when new ones need the space.
         budget.used.fetch_add(size, Ordering::Relaxed);
-        Self { file: Arc::new(file), size, limit, discarded: 0, budget }
+        Self { file: Some(Arc::new(file)), size, limit, discarded: 0, budget }
     }
 
     /// Another log of the same bounds.
@@ -63,8 +64,14 @@ impl Log {
         Self::new(file, 0, self.limit, Arc::clone(&self.budget))
     }
 
-    pub(super) fn file(&self) -> &Arc<File> {
-        &self.file
+    /// The file, while it is open.
+    pub(super) fn file(&self) -> Option<Arc<File>> {
+        self.file.clone()
+    }
+
+    /// Closes the file. What is still offered counts as discarded.
+    pub(super) fn close(&mut self) {
+        self.file = None;
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -78,8 +85,10 @@ impl Log {
 
     /// Gives the space back. For logs that nobody reads any more.
     pub(super) fn empty(&mut self) {
-        // If that fails, the space comes back when the file is removed.
-        self.file.set_len(0).ok();
+        // Otherwise, or if that fails, the space comes back when the file is removed.
+        if let Some(file) = self.file.take() {
+            file.set_len(0).ok();
+        }
         self.budget.give_back(std::mem::take(&mut self.size));
     }
 
@@ -98,16 +107,12 @@ impl Log {
         }
     }
 
-    /// Counts bytes that were not even offered.
-    pub(super) fn discard(&mut self, bytes: u64) {
-        self.discarded += bytes;
-    }
-
     /// Writes at the end; returns how much the disk took.
     fn write(&mut self, mut bytes: &[u8]) -> u64 {
         let before = self.size;
+        let Some(file) = &self.file else { return 0 };
         while !bytes.is_empty() {
-            match self.file.write_at(bytes, self.size) {
+            match file.write_at(bytes, self.size) {
                 Ok(count) if count > 0 => {
                     self.size += count as u64;
                     bytes = &bytes[count..];
@@ -144,7 +149,7 @@ mod tests {
 
     fn content(log: &Log) -> String {
         let mut bytes = vec![0; usize::try_from(log.size()).unwrap()];
-        log.file().read_exact_at(&mut bytes, 0).unwrap();
+        log.file().unwrap().read_exact_at(&mut bytes, 0).unwrap();
         String::from_utf8(bytes).unwrap()
     }
 

@@ -15,7 +15,7 @@ use shellctl::{
 };
 
 use super::job::{Job, JobSink, Patience};
-use super::{Daemon, Refusal};
+use super::{Daemon, Refusal, store};
 use crate::environment::{self, Terminal};
 use crate::files::ActingAs;
 use crate::process::{Drain, Face, InputError, PtySize, Stage, StartError, StartSpec, Stdin, Stdio};
@@ -36,8 +36,7 @@ impl Daemon {
     pub(super) fn run(&self, request: &RunRequest) -> Result<JobResult, Refusal> {
         request.validate()?;
         let user = self.user()?;
-        self.table.expire();
-        self.store.remove(&user, self.table.take_garbage());
+        store::remove(&user, self.table.expire());
         let home = home(request, &user);
         let cwd = enter(request.cwd.as_deref(), &home, &user)?;
         let place = self.table.admit()?;
@@ -110,7 +109,7 @@ impl Daemon {
         let job = self.table.get(id)?;
         job.check_offset(request.offset)?;
         let over = || Refusal::new(ErrorCode::JobNotRunning, format!("job {id} has ended and takes no input"));
-        let process = job.process.get().filter(|_| !job.is_done()).ok_or_else(over)?;
+        let process = job.process().filter(|_| !job.is_done()).ok_or_else(over)?;
         process.write_terminal(request.text.as_bytes()).map_err(|error| match error {
             InputError::NoTerminal | InputError::NoStdin => Refusal::new(
                 ErrorCode::InputUnsupported,
@@ -150,14 +149,14 @@ impl Daemon {
         let gone = || Refusal::new(ErrorCode::JobNotFound, format!("job {id} does not exist"));
         let job = self.table.remove(id).ok_or_else(gone)?;
         job.empty();
-        self.store.remove(&self.user()?, [job.directory.clone()]);
+        store::remove(&self.user()?, [job.directory.clone()]);
         Ok(Deleted { job_id: id.clone(), deleted: true })
     }
 }
 
 /// Ends what is left of a job, also the background processes of one that is done.
 fn end(job: &Job, grace: Duration) {
-    let Some(process) = job.process.get() else { return };
+    let Some(process) = job.process() else { return };
     job.ask_to_end();
     process.terminate(grace);
     // Whether it worked is seen from the job's state afterwards.

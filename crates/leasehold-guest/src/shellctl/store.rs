@@ -120,18 +120,6 @@ impl Store {
         Err(Refusal::new(ErrorCode::JobIdCollision, format!("no free job id found in {ID_TRIES} tries")))
     }
 
-    /// Removes directories of jobs. What fails is left to the next boot, which removes directories without a valid record.
-    pub(super) fn remove(&self, user: &User, directories: impl IntoIterator<Item = PathBuf>) {
-        let mut directories = directories.into_iter().peekable();
-        if directories.peek().is_none() {
-            return;
-        }
-        let Ok(_acting) = ActingAs::user(user) else { return };
-        for directory in directories {
-            remove_tree(&directory.to_string_lossy()).ok();
-        }
-    }
-
     /// The jobs of an earlier boot of this sandbox, oldest first. Removes those of the sandbox whose snapshot this one was made from.
     pub(super) fn recover(&self, user: &User, sandbox_id: &str, table: &Table) -> Vec<Arc<Job>> {
         let Ok(_acting) = ActingAs::user(user) else { return Vec::new() };
@@ -160,6 +148,31 @@ fn directory_name(sandbox_id: &str) -> String {
         Ok(usable) => usable.into(),
         Err(_) => sandbox_id.bytes().take(100).map(|byte| format!("{byte:02x}")).collect(),
     }
+}
+
+/// Removes directories of jobs. What fails is left to the next boot.
+pub(super) fn remove(user: &User, directories: impl IntoIterator<Item = PathBuf>) {
+    let mut directories = directories.into_iter().peekable();
+    if directories.peek().is_none() {
+        return;
+    }
+    let Ok(_acting) = ActingAs::user(user) else { return };
+    for directory in directories {
+        remove_tree(&directory.to_string_lossy()).ok();
+    }
+}
+
+/// Opens a file in a job's directory again. No links and no pipes: both would be the user's doing.
+fn open_again(directory: &Path, name: &str) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(directory.join(name))?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+/// Opens the output of a job that is over.
+pub(super) fn open_output(user: &User, directory: &Path) -> io::Result<File> {
+    let _acting = ActingAs::user(user)?;
+    open_again(directory, OUTPUT)
 }
 
 /// Makes a file in a job's directory.
@@ -220,18 +233,8 @@ fn fill(id: JobId, directory: &Path, script: &str, table: &Table) -> io::Result<
 }
 
 fn recover_one(id: JobId, directory: &Path, user: &User, table: &Table) -> Option<Job> {
-    // No links and no pipes: both would be the user's doing.
-    let open = |name: &str, write: bool| {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(write)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(directory.join(name))
-            .ok()?;
-        file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
-    };
-    let output = open(OUTPUT, true)?;
-    let record = match kept(&output, open(RECORD, false)) {
+    let output = open_again(directory, OUTPUT).ok()?;
+    let record = match kept(&output, open_again(directory, RECORD).ok()) {
         Some(bytes) => {
             let record: Record = serde_json::from_slice(&bytes).ok()?;
             record.status.is_done().then_some(record)?
@@ -239,7 +242,7 @@ fn recover_one(id: JobId, directory: &Path, user: &User, table: &Table) -> Optio
         None => Record {
             status: JobStatus::Lost,
             exit_code: None,
-            created_at: Timestamp::from(open(SCRIPT, false)?.metadata().ok()?.modified().ok()?),
+            created_at: Timestamp::from(open_again(directory, SCRIPT).ok()?.metadata().ok()?.modified().ok()?),
             started_at: None,
             ended_at: None,
             reason: Some("the sandbox was started anew while it ran".to_owned()),
@@ -290,7 +293,7 @@ mod tests {
             ended_at: None,
             reason: None,
         };
-        keep(&user(), &prepared.directory, prepared.output.file(), &record).unwrap();
+        keep(&user(), &prepared.directory, &prepared.output.file().unwrap(), &record).unwrap();
     }
 
     #[test]
@@ -354,7 +357,7 @@ mod tests {
             0,
         )
         .unwrap();
-        rustix::fs::fremovexattr(huge.output.file(), RECORD_ATTRIBUTE).ok();
+        rustix::fs::fremovexattr(&*huge.output.file().unwrap(), RECORD_ATTRIBUTE).ok();
         fs::write(huge.directory.join(RECORD), vec![b' '; 1 << 20]).unwrap();
         assert!(store.recover(&user(), "here", &table()).is_empty());
         assert_eq!(fs::read_to_string(&secret).unwrap(), "root's");

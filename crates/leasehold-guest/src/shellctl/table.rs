@@ -27,7 +27,6 @@ struct Jobs {
     in_order: BTreeMap<u64, Arc<Job>>,
     by_id: HashMap<JobId, u64>,
     next: u64,
-    garbage: Vec<PathBuf>,
 }
 
 /// The right to start one job; given back when dropped unused.
@@ -113,44 +112,45 @@ impl Table {
         wanted.take(usize::try_from(limit).unwrap_or(usize::MAX)).collect()
     }
 
-    /// Takes out the finished jobs that are too old or too many.
-    pub(super) fn expire(&self) {
+    /// Takes out the finished jobs that are too old or too many. Returns their directories, for the caller to remove.
+    #[must_use]
+    pub(super) fn expire(&self) -> Vec<PathBuf> {
         let now = Timestamp::from(SystemTime::now()).unix_seconds();
         let kept_for = i64::try_from(self.bounds.kept_for.as_secs()).unwrap_or(i64::MAX);
         let mut jobs = self.jobs();
         let finished: Vec<_> =
             jobs.in_order.iter().filter_map(|(number, job)| Some((*number, job.ended_at()?))).collect();
         let too_many = finished.len().saturating_sub(self.bounds.finished);
+        let mut evicted = Vec::new();
         for (position, (number, ended_at)) in finished.into_iter().enumerate() {
             if position < too_many || now.saturating_sub(ended_at.unix_seconds()) > kept_for {
-                jobs.evict(number);
+                evicted.extend(jobs.evict(number));
             }
         }
+        evicted
     }
 
-    /// Makes room for `bytes` of output, if there is none, by taking out the oldest finished jobs.
-    pub(super) fn make_room(&self, bytes: u64) {
+    /// Makes room for `bytes` of output, if there is none, by taking out the oldest finished jobs. Returns their directories, for the
+    /// caller to remove.
+    #[must_use]
+    pub(super) fn make_room(&self, bytes: u64) -> Vec<PathBuf> {
+        let mut evicted = Vec::new();
         while self.budget.lacks(bytes) {
             let mut jobs = self.jobs();
             let oldest = jobs.in_order.iter().find(|(_, job)| job.is_done()).map(|(number, _)| *number);
-            let Some(oldest) = oldest else { return };
-            jobs.evict(oldest);
+            let Some(oldest) = oldest else { break };
+            evicted.extend(jobs.evict(oldest));
         }
-    }
-
-    /// Directories of jobs that were taken out, to be removed by whoever asks.
-    pub(super) fn take_garbage(&self) -> Vec<PathBuf> {
-        std::mem::take(&mut self.jobs().garbage)
+        evicted
     }
 }
 
 impl Jobs {
-    fn evict(&mut self, number: u64) {
-        if let Some(job) = self.in_order.remove(&number) {
-            self.by_id.remove(&job.id);
-            job.empty();
-            self.garbage.push(job.directory.clone());
-        }
+    fn evict(&mut self, number: u64) -> Option<PathBuf> {
+        let job = self.in_order.remove(&number)?;
+        self.by_id.remove(&job.id);
+        job.empty();
+        Some(job.directory.clone())
     }
 }
 
@@ -208,9 +208,8 @@ mod tests {
                 job.did_not_start(None, "x");
             }
         }
-        table.expire();
+        assert_eq!(table.expire(), [PathBuf::from("/jobs/b")]);
         assert_eq!(ids(&table, None, 10), ["d", "c", "a"]);
-        assert_eq!(table.take_garbage(), [PathBuf::from("/jobs/b")]);
         assert!(table.get(&JobId::new("b").unwrap()).is_err());
     }
 
@@ -220,9 +219,9 @@ mod tests {
         add(&table, "running", &[b'x'; 40]);
         add(&table, "old", &[b'x'; 30]).did_not_start(None, "x");
         add(&table, "young", &[b'x'; 30]).did_not_start(None, "x");
-        table.make_room(20);
+        assert_eq!(table.make_room(20), [PathBuf::from("/jobs/old")]);
         assert_eq!(ids(&table, None, 10), ["young", "running"]);
-        table.make_room(1000);
+        assert_eq!(table.make_room(1000).len(), 1);
         assert_eq!(ids(&table, None, 10), ["running"]);
     }
 

@@ -29,6 +29,9 @@ const CPU_PERIOD: u64 = 100_000;
 /// How long a version 1 freezer or an emptying group is asked again; each asking yields the processor. Chosen.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How soon a freeze is looked at again. Chosen: an idle sandbox stands still within some tens of microseconds.
+const FIRST_LOOK: Duration = Duration::from_micros(50);
+
 impl Group {
     /// Makes the groups. Repeatable.
     pub(crate) fn create(&self, limits: &Limits) -> Result<(), EngineError> {
@@ -207,13 +210,16 @@ fn set_frozen(group: &Path, frozen: bool) -> Result<(), EngineError> {
     await_event(group, "frozen", frozen, STAGE)
 }
 
-/// Waits until `cgroup.events` says `key` has `value`. The kernel signals a change of the file as a priority event.
+/// Waits until `cgroup.events` says `key` has `value`. The kernel signals a change of the file as a priority event, but holds an event back that comes less
+/// than 10 ms after the one before (`CGROUP_FILE_NOTIFY_MIN_INTV`): a freeze soon after a thaw is there long before its event. So the file is also looked at
+/// by itself, after [`FIRST_LOOK`] and then at doubling intervals.
 fn await_event(group: &Path, key: &str, value: bool, stage: &'static str) -> Result<(), EngineError> {
     let what = || format!("cannot read cgroup.events of {}", group.display());
     let mut events = File::open(group.join("cgroup.events")).during(stage, what())?;
     let line = format!("{key} {}", u8::from(value));
     let deadline = Instant::now() + PATIENCE;
     let mut text = String::new();
+    let mut look = FIRST_LOOK;
     loop {
         text.clear();
         events.rewind().during(stage, what())?;
@@ -226,8 +232,9 @@ fn await_event(group: &Path, key: &str, value: bool, stage: &'static str) -> Res
             let message = format!("{} did not reach {line:?} within {} s", group.display(), PATIENCE.as_secs());
             return Err(EngineError::new(ErrorKind::Timeout, stage, message));
         }
-        let left = Timespec::try_from(left).expect("some seconds fit");
-        match rustix::event::poll(&mut [PollFd::new(&events.as_fd(), PollFlags::PRI)], Some(&left)) {
+        let wait = Timespec::try_from(left.min(look)).expect("some seconds fit");
+        look = look.saturating_mul(2);
+        match rustix::event::poll(&mut [PollFd::new(&events.as_fd(), PollFlags::PRI)], Some(&wait)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno).during(stage, what()),
         }

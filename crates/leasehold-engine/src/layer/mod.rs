@@ -10,6 +10,7 @@
 //! | character device 0/0 called `x` | empty file `.wh.x` |
 //! | directory with `user.overlay.opaque` = `y` | the directory, then `.wh..wh..opq` in it |
 //! | file called `.wh.x` | that name, and PAX record `LEASEHOLD.literal` |
+//! | the whiteout of `.wh..opq` | `.wh..wh..opq`, and PAX record `LEASEHOLD.whiteout` |
 //! | further names of a file | hard links to the first in sort order |
 //! | file with holes | GNU sparse format 1.0 |
 //! | `user.*` attributes | PAX records `SCHILY.xattr.*` |
@@ -42,6 +43,8 @@ const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Says that a name beginning with [`WHITEOUT`] is just that name.
 const LITERAL: &str = "LEASEHOLD.literal";
+/// Says that a mark hides a name even if it looks like [`OPAQUE`].
+const DELETED: &str = "LEASEHOLD.whiteout";
 /// Prefix of PAX records that are extended attributes.
 const XATTR: &str = "SCHILY.xattr.";
 
@@ -160,3 +163,6 @@ pub(crate) fn unpacked(data: &DataDir, digest: &LayerDigest, mode: IdMode) -> Re
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use tar::{EntryType, Header};
 
 use super::attributes::{self, Attributes};
-use super::{LITERAL, OPAQUE, Owners, WHITEOUT, XATTR, sparse};
+use super::{DELETED, LITERAL, OPAQUE, Owners, WHITEOUT, XATTR, sparse};
 use crate::error::{During, EngineError, ErrorKind};
 use crate::spec::LayerDigest;
 
@@ -63,6 +63,15 @@ struct Packer<W: Write> {
     links: HashMap<(u64, u64), Vec<u8>>,
 }
 
+/// What a mark says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    /// One name below is hidden.
+    Deleted,
+    /// Everything below is hidden.
+    Opaque,
+}
+
 /// One member's header and PAX records.
 struct Member<'a> {
     path: &'a [u8],
@@ -88,7 +97,7 @@ impl<W: Write> Packer<W> {
         self.append(member, &attributes, 0, io::empty())?;
         let prefix: &[u8] = if depth == 0 { b"" } else { &name };
         if attributes.opaque {
-            self.mark(&[prefix, OPAQUE].concat())?;
+            self.mark(&[prefix, OPAQUE].concat(), Mark::Opaque)?;
         }
         for entry in sorted_names(&directory, path)? {
             self.entry(&directory, &entry, &[prefix, entry.as_bytes()].concat(), depth + 1)?;
@@ -129,7 +138,7 @@ impl<W: Write> Packer<W> {
             }
             FileType::CharacterDevice if stat.st_rdev == 0 => {
                 let at = path.len() - name.as_bytes().len();
-                self.mark(&[&path[..at], WHITEOUT, &path[at..]].concat())
+                self.mark(&[&path[..at], WHITEOUT, &path[at..]].concat(), Mark::Deleted)
             }
             FileType::Socket => Ok(()),
             _ => Err(EngineError::new(ErrorKind::Corrupt, STAGE, format!("{} is a device", shown(path)))),
@@ -166,12 +175,18 @@ impl<W: Write> Packer<W> {
     }
 
     /// A whiteout: its name is all it says.
-    fn mark(&mut self, path: &[u8]) -> Result<(), EngineError> {
+    fn mark(&mut self, path: &[u8], meaning: Mark) -> Result<(), EngineError> {
         let mut header = Header::new_ustar();
         header.set_entry_type(EntryType::Regular);
         header.set_mode(0);
         let mut member = Member { path, header, records: Vec::new() };
         member.name();
+        if meaning == Mark::Deleted
+            && path.ends_with(OPAQUE)
+            && path[..path.len() - OPAQUE.len()].last().is_none_or(|byte| *byte == b'/')
+        {
+            member.records.push((DELETED.to_owned(), b"1".to_vec()));
+        }
         self.append(member, &Attributes::none(), 0, io::empty())
     }
 

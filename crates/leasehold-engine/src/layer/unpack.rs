@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use tar::{Archive, EntryType};
 
-use super::{LITERAL, OPAQUE, Owners, WHITEOUT, XATTR, attributes, sparse};
+use super::{DELETED, LITERAL, OPAQUE, Owners, WHITEOUT, XATTR, attributes, sparse};
 use crate::error::{During, EngineError, ErrorKind};
 use crate::paths::private_dir;
 use crate::spec::LayerDigest;
@@ -33,8 +33,15 @@ pub(crate) fn unpack(archive: &mut File, target: &Path, owners: Owners) -> Resul
     unpacker.own(&unpacker.root, owner, 0o755, b".")?;
     let mut hashing = Hashing { inner: BufReader::with_capacity(256 << 10, archive), hash: Sha256::new() };
     let mut reader = Archive::new(&mut hashing);
-    for entry in reader.entries().map_err(|error| malformed(b"", error))? {
-        unpacker.entry(entry.map_err(|error| malformed(b"", error))?)?;
+    let mut records = Records::default();
+    // Raw: the library splits PAX records at line ends, which values may contain.
+    for entry in reader.entries().map_err(|error| malformed(b"", error))?.raw(true) {
+        let entry = entry.map_err(|error| malformed(b"", error))?;
+        if entry.header().entry_type() == EntryType::XHeader {
+            records = read_records(entry)?;
+        } else {
+            unpacker.entry(entry, std::mem::take(&mut records))?;
+        }
     }
     // What follows the end marker belongs to the digest too.
     io::copy(&mut hashing, &mut io::sink()).during(STAGE, "cannot read the archive")?;
@@ -68,9 +75,11 @@ struct Records {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     time: Option<Timespec>,
+    size: Option<u64>,
     sparse_size: Option<u64>,
     sparse_version: (Option<u64>, Option<u64>),
     literal: bool,
+    deleted: bool,
     attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -85,13 +94,15 @@ struct Place {
 }
 
 impl Unpacker {
-    fn entry<R: Read>(&mut self, mut entry: tar::Entry<'_, R>) -> Result<(), EngineError> {
-        let records = read_records(&mut entry)?;
-        let raw = records.path.clone().unwrap_or_else(|| entry.path_bytes().into_owned());
+    fn entry<R: Read>(&mut self, mut entry: tar::Entry<'_, R>, records: Records) -> Result<(), EngineError> {
+        let raw = records.path.clone().unwrap_or_else(|| entry.header().path_bytes().into_owned());
+        if records.size.is_some_and(|size| size != entry.size()) {
+            return Err(hostile(&raw, "has two sizes"));
+        }
         let Some(path) = clean(&raw)? else { return self.root_member(&entry, records) };
         let (parent, name) = self.parent(&path)?;
         if name.starts_with(WHITEOUT) && !records.literal {
-            return whiteout(&parent, &name, &path);
+            return whiteout(&parent, &name, &path, records.deleted);
         }
         let header = entry.header();
         let number = |value: io::Result<u64>| value.map_err(|error| malformed(&path, error));
@@ -237,12 +248,12 @@ impl Unpacker {
     }
 }
 
-fn whiteout(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), EngineError> {
-    if name == OPAQUE {
+fn whiteout(parent: &OwnedFd, name: &[u8], path: &[u8], deleted: bool) -> Result<(), EngineError> {
+    if name == OPAQUE && !deleted {
         return attributes::make_opaque(reopen(parent, path)?).map_err(|errno| refused(path, errno));
     }
     let hidden = &name[WHITEOUT.len()..];
-    if hidden.is_empty() || hidden == b"." || hidden == b".." || hidden.starts_with(WHITEOUT) {
+    if hidden.is_empty() || hidden == b"." || hidden == b".." {
         return Err(hostile(path, "hides nothing that can exist"));
     }
     rustix::fs::mknodat(parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
@@ -288,7 +299,7 @@ fn times(modified: Timespec) -> Timestamps {
 fn link_target<R: Read>(entry: &tar::Entry<'_, R>, records: &Records, path: &[u8]) -> Result<Vec<u8>, EngineError> {
     let target = match &records.link {
         Some(target) => target.clone(),
-        None => entry.link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default(),
+        None => entry.header().link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default(),
     };
     if target.is_empty() || target.contains(&0) {
         return Err(hostile(path, "is a link to nothing"));
@@ -309,31 +320,59 @@ fn clean(raw: &[u8]) -> Result<Option<Vec<u8>>, EngineError> {
     if plain { Ok(Some(trimmed.to_vec())) } else { Err(hostile(raw, "is not a plain relative path")) }
 }
 
-fn read_records<R: Read>(entry: &mut tar::Entry<'_, R>) -> Result<Records, EngineError> {
+/// Most bytes of one member's records. Chosen: the kernel's 64 KiB of attributes per file, names and targets, several times over.
+const MOST_RECORDS: u64 = 1 << 20;
+
+fn read_records<R: Read>(entry: tar::Entry<'_, R>) -> Result<Records, EngineError> {
+    if entry.size() > MOST_RECORDS {
+        return Err(hostile(b"", format_args!("has {} bytes of records", entry.size())));
+    }
+    let mut bytes = Vec::new();
+    entry.take(MOST_RECORDS).read_to_end(&mut bytes).map_err(|error| malformed(b"", error))?;
     let mut records = Records::default();
-    let Some(extensions) = entry.pax_extensions().map_err(|error| malformed(b"", error))? else { return Ok(records) };
-    for extension in extensions {
-        let extension = extension.map_err(|error| malformed(b"", error))?;
-        let value = extension.value_bytes();
-        let Ok(key) = extension.key() else { continue };
-        let number = || std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() {
+        let (key, value, after) = split_record(rest).ok_or_else(|| hostile(b"", "has malformed records"))?;
+        records.take(key, value)?;
+        rest = after;
+    }
+    Ok(records)
+}
+
+/// Takes `LENGTH KEY=VALUE\n` apart; the length counts everything, itself too.
+fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let blank = bytes.iter().position(|byte| *byte == b' ')?;
+    let length: usize = std::str::from_utf8(&bytes[..blank]).ok().filter(|text| text.len() <= 8)?.parse().ok()?;
+    let (record, after) = bytes.split_at_checked(length)?;
+    let record = record.get(blank + 1..)?.strip_suffix(b"\n")?;
+    let equals = record.iter().position(|byte| *byte == b'=')?;
+    Some((&record[..equals], &record[equals + 1..], after))
+}
+
+impl Records {
+    fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), EngineError> {
+        let number = || {
+            let number = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+            number.map(Some).ok_or_else(|| hostile(value, "is not a number"))
+        };
         match key {
-            "path" => records.path = Some(value.to_vec()),
-            "linkpath" => records.link = Some(value.to_vec()),
-            "mtime" => records.time = Some(time(value).ok_or_else(|| hostile(value, "is not a time"))?),
-            "GNU.sparse.name" => records.path = Some(value.to_vec()),
-            "GNU.sparse.realsize" => records.sparse_size = number(),
-            "GNU.sparse.major" => records.sparse_version.0 = number(),
-            "GNU.sparse.minor" => records.sparse_version.1 = number(),
-            LITERAL => records.literal = true,
+            b"path" | b"GNU.sparse.name" => self.path = Some(value.to_vec()),
+            b"linkpath" => self.link = Some(value.to_vec()),
+            b"mtime" => self.time = Some(time(value).ok_or_else(|| hostile(value, "is not a time"))?),
+            b"size" => self.size = number()?,
+            b"GNU.sparse.realsize" => self.sparse_size = number()?,
+            b"GNU.sparse.major" => self.sparse_version.0 = number()?,
+            b"GNU.sparse.minor" => self.sparse_version.1 = number()?,
+            _ if key == LITERAL.as_bytes() => self.literal = true,
+            _ if key == DELETED.as_bytes() => self.deleted = true,
             _ => {
-                if let Some(name) = key.strip_prefix(XATTR) {
-                    records.attributes.push((name.as_bytes().to_vec(), value.to_vec()));
+                if let Some(name) = key.strip_prefix(XATTR.as_bytes()) {
+                    self.attributes.push((name.to_vec(), value.to_vec()));
                 }
             }
         }
+        Ok(())
     }
-    Ok(records)
 }
 
 /// A PAX time: seconds, perhaps negative, perhaps with a fraction.
@@ -389,6 +428,25 @@ mod tests {
         assert_eq!(clean(b"./a").unwrap().unwrap(), b"a");
         for path in [&b""[..], b"/", b"/a", b"..", b"a/../b", b"a//b", b"a/./b", b"a/..", b"a\0b", b"../a"] {
             assert!(clean(path).is_err(), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn records_may_hold_anything_but_must_have_their_length() {
+        assert_eq!(split_record(b"10 a=b\n=\n\nrest"), Some((&b"a"[..], &b"b\n=\n"[..], &b"rest"[..])));
+        for bytes in [
+            &b""[..],
+            b"5",
+            b"a b=c\n",
+            b"99 a=b\n",
+            b"5 a=b\n",
+            b"7 a=b c",
+            b"3 =\n",
+            b"0 a=b\n",
+            b"1 a=b\n",
+            b"999999999999 a=b\n",
+        ] {
+            assert_eq!(split_record(bytes), None, "{bytes:?}");
         }
     }
 

@@ -47,7 +47,7 @@ fn try_start(
 ) -> Result<(Arc<Process>, Subscription), (Stage, io::Error)> {
     let preparing = |error: io::Error| (Stage::Supervisor, error);
     let streams = match spec.stdio {
-        Stdio::Pipes { stdin } => make_pipes(stdin),
+        Stdio::Pipes { stdin } => make_pipes(stdin, &spec),
         Stdio::Pty(size) => make_terminal(size, &spec),
     };
     let streams = streams.map_err(|error| (Stage::Stdio, error.into()))?;
@@ -109,7 +109,14 @@ fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-fn make_pipes(stdin: Stdin) -> Result<Streams, Errno> {
+/// Gives our program's end of a stream to its user. Programs open their streams by name too: a terminal (tmux, ssh), `/dev/stdin`, `/dev/stderr`;
+/// without the right to give it away they cannot, that is all.
+fn own(theirs: &OwnedFd, spec: &StartSpec) {
+    let (uid, gid) = (Uid::from_raw(spec.user.uid), Gid::from_raw(spec.user.gid));
+    rustix::fs::fchown(theirs, Some(uid), Some(gid)).ok();
+}
+
+fn make_pipes(stdin: Stdin, spec: &StartSpec) -> Result<Streams, Errno> {
     let mut theirs = Vec::with_capacity(3);
     let input = match stdin {
         Stdin::Null => Target::Null,
@@ -124,6 +131,9 @@ fn make_pipes(stdin: Stdin) -> Result<Streams, Errno> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         theirs.push(write);
         output.push(Stream { source, fd: Arc::new(nonblocking(read)?) });
+    }
+    for end in &theirs {
+        own(end, spec);
     }
     Ok(Streams { input, output, theirs })
 }
@@ -142,9 +152,7 @@ fn make_terminal(size: PtySize, spec: &StartSpec) -> Result<Streams, Errno> {
         }
         Err(error) => return Err(error),
     };
-    // Programs open their terminal by name too (tmux, ssh); without the right to give it away they cannot, that is all.
-    let (uid, gid) = (Uid::from_raw(spec.user.uid), Gid::from_raw(spec.user.gid));
-    rustix::fs::fchown(&theirs, Some(uid), Some(gid)).ok();
+    own(&theirs, spec);
     rustix::termios::tcsetwinsize(&ours, winsize(size))?;
     let ours = Arc::new(nonblocking(ours)?);
     let output = vec![Stream { source: Source::Pty, fd: Arc::clone(&ours) }];

@@ -253,6 +253,9 @@ mod tests {
         let error = read(Route::Other, 409, r#"{"code":409,"message":"x","error_code":"snapshot\nbusy"}"#);
         assert_eq!((error.operation(), error.error_code()), ("test", Some(r"snapshot\nbusy")));
         assert_eq!(read(Route::Other, 409, "").error_code(), None);
+        assert_eq!(read(Route::Other, 409, "").transport_kind(), None);
+        let lost = ClientError::new(ClientErrorKind::Transport(TransportKind::Read), "t", "");
+        assert_eq!(lost.transport_kind(), Some(TransportKind::Read));
     }
 
     #[test]

@@ -279,6 +279,20 @@ mod tests {
     }
 
     #[test]
+    fn paused_already_is_success_and_nothing_else_is() {
+        let answer = |kind, status: u16| {
+            let status = http::StatusCode::from_u16(status).unwrap();
+            paused(Err(ClientError::new(kind, "pause", "no").with_status(status))).map_err(|error| error.kind())
+        };
+        assert_eq!(answer(ClientErrorKind::Status, 409), Ok(()));
+        assert_eq!(answer(ClientErrorKind::Status, 500), Err(SeamErrorKind::Status(500)));
+        assert_eq!(answer(ClientErrorKind::NotFound, 404), Err(SeamErrorKind::NotFound));
+        let lost = ClientError::new(ClientErrorKind::Transport(TransportKind::Read), "pause", "no");
+        assert_eq!(paused(Err(lost)).map_err(|error| error.kind()), Err(SeamErrorKind::Read));
+        assert!(paused(Ok(())).is_ok());
+    }
+
+    #[test]
     fn links_are_links_whatever_they_lead_to() {
         let info = envd::EntryInfo {
             file_type: FileType::Directory,

@@ -133,6 +133,8 @@ pub(crate) fn entries(facts: &HostFacts, copied: Vec<Entry>) -> Vec<Entry> {
     {
         all.push(directory(name, 0o755));
     }
+    // Where the guest keeps what it writes; made here, it is no part of every snapshot.
+    all.extend([directory("var/lib/leasehold", 0o755), directory("var/lib/leasehold/uploads", 0o1733)]);
     all.extend([directory("root", 0o700), directory("tmp", 0o1777), directory("var/tmp", 0o1777)]);
     all.push(link("var/run", "/run"));
     for home in ["home/user", "home/dify"] {

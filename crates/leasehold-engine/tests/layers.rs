@@ -126,3 +126,13 @@ fn deleted_layers_are_gone_and_unknown_sandboxes_have_none() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(machine.engine().snapshot("i9").unwrap_err().kind(), ErrorKind::NotFound);
 }
+
+#[test]
+fn a_sandbox_in_which_nothing_was_done_has_an_empty_layer() {
+    let machine = Machine::new();
+    machine.start("i1", &[]);
+    machine.engine().pause("i1").unwrap();
+    let layer = machine.engine().snapshot("i1").unwrap();
+    let archive = fs::read(machine.data.join("layers").join(format!("{}.tar", layer.hex()))).unwrap();
+    assert_eq!(archive.len(), 1536, "one member, the root, and the end mark");
+}

@@ -39,8 +39,11 @@ pub(super) struct Workshop(Option<PathBuf>);
 impl Workshop {
     /// Makes the directory. Every user may make files in it and nobody may list it. Without it, uploads work all the same.
     pub(super) fn at(directory: PathBuf) -> Self {
-        let made = fs::create_dir_all(&directory)
-            .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(WORKSHOP_MODE)));
+        // Only if it is another: to set a mode that is there copies a directory of a lower layer into the sandbox's own, and so into snapshots.
+        let made = fs::create_dir_all(&directory).and_then(|()| {
+            let right = fs::metadata(&directory)?.mode() & 0o7777 == WORKSHOP_MODE;
+            if right { Ok(()) } else { fs::set_permissions(&directory, fs::Permissions::from_mode(WORKSHOP_MODE)) }
+        });
         Self(made.is_ok().then_some(directory))
     }
 

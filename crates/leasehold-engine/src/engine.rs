@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags};
-use rustix::process::Signal;
 use sha2::{Digest, Sha256};
 
 use crate::cgroup::{CgroupReport, CgroupVersion, Cgroups, Group};
 use crate::error::{During, EngineError, ErrorKind};
+use crate::fault;
 use crate::launch::Launch;
 use crate::layer;
 use crate::paths::{DataDir, IdMode, private_dir, set_mode};
@@ -202,16 +202,21 @@ impl Engine {
             undo.push(move || self.remove(id));
         }
         let boot_id = record::new_boot_id()?;
+        fault::point("before files")?;
         make_sandbox_files(&sandbox, id, &boot_id)?;
+        fault::point("before the run directory")?;
         undo.push(move || remove_all(&self.data.run(id)));
         self.make_run_directory(spec)?;
+        fault::point("before the record")?;
 
         let record = BootRecord { boot_id, machine_boot_id: record::machine_boot_id()?, group, process: None };
         undo.push(move || remove_all(&self.data.sandbox(id).record()));
         record.write(&sandbox)?;
+        fault::point("before the groups")?;
         let groups = record.group.clone();
         undo.push(move || groups.kill().and_then(|()| groups.remove()));
         record.group.create(&spec.limits)?;
+        fault::point("before the launch")?;
         self.launch(spec, &layers, record)
     }
 
@@ -233,10 +238,14 @@ impl Engine {
         let plan = plan::boot_plan(&self.facts, request);
         let mut launch = Launch::begin(&self.guest, &plan, &log, self.config.start_timeout)?;
         let mut step = || {
+            fault::point("launched, process not known")?;
             let process = launch.await_process(&log)?;
+            fault::point("process known, not recorded")?;
             record.process = Some(process);
             record.write(&sandbox)?;
+            fault::point("before the guest is ready")?;
             launch.await_ready(&log)?;
+            fault::point("ready")?;
             Ok(process)
         };
         match step() {
@@ -279,9 +288,13 @@ impl Engine {
         if record.group.can_freeze() {
             return record.group.freeze().map_err(|error| error.of(id));
         }
-        process::signal_namespace(process.pid, Signal::STOP)
+        match process::stop_namespace(process.pid, self.config.stop_timeout)
             .during("pause", "cannot stop the processes")
-            .map_err(|error| error.of(id))
+        {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(EngineError::new(ErrorKind::Timeout, "pause", "a process does not stop").of(id)),
+            Err(error) => Err(error.of(id)),
+        }
     }
 
     /// Lets the processes of a paused sandbox go on.
@@ -296,7 +309,7 @@ impl Engine {
         if record.group.can_freeze() {
             return record.group.thaw().map_err(|error| error.of(id));
         }
-        process::signal_namespace(process.pid, Signal::CONT)
+        process::continue_namespace(process.pid)
             .during("resume", "cannot continue the processes")
             .map_err(|error| error.of(id))
     }
@@ -337,9 +350,11 @@ impl Engine {
         if !groups.contains(&own) {
             groups.push(own);
         }
+        fault::point("before the kill")?;
         for group in &groups {
             group.kill()?;
         }
+        fault::point("groups killed")?;
         for pidfd in &pidfds {
             process::kill_opened(pidfd.as_fd()).during(STAGE, "cannot kill the first process")?;
         }
@@ -352,10 +367,13 @@ impl Engine {
             }
             process::reap(pidfd.as_fd()).during(STAGE, "cannot reap the first process")?;
         }
+        fault::point("processes gone")?;
         for group in &groups {
             group.remove()?;
         }
+        fault::point("groups gone")?;
         remove_all(&self.data.run(id))?;
+        fault::point("run directory gone")?;
         remove_all(&sandbox.record())
     }
 
@@ -573,3 +591,6 @@ fn give_to_root(path: &Path) -> Result<(), EngineError> {
     chown(path, Some(ID_BASE), Some(ID_BASE))
         .during("owner", format_args!("cannot set the owner of {}", path.display()))
 }
+
+#[cfg(test)]
+mod tests;

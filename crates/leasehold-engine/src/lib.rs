@@ -14,6 +14,7 @@
 mod cgroup;
 mod engine;
 mod error;
+mod fault;
 mod guest_binary;
 mod launch;
 mod layer;

@@ -92,23 +92,54 @@ pub(crate) fn kill(pid: u32) -> Result<(), Errno> {
     open_pid(pid)?.map_or(Ok(()), |pidfd| kill_opened(pidfd.as_fd()))
 }
 
-/// Stops or continues every process in the pid namespace of `init`, for machines without a freezer.
+/// Stops every process in the pid namespace of `init`, for machines without a freezer, and says whether all have stopped in time.
 ///
-/// Processes that appear while this runs are found by the next look; with all others stopped there is soon no one left to start any.
-pub(crate) fn signal_namespace(init: u32, signal: Signal) -> Result<(), Errno> {
-    let mut done = Vec::new();
+/// Processes that appear while this runs are found by the next look; with all others stopped there is soon no one left to start any. There is no event for
+/// "has stopped" of a process that is not our child, so their state is looked at, yielding the processor in between.
+///
+/// A process that waits for its `vfork` child to execute something cannot be stopped (kernel_clone waits uninterruptibly), and never gets on once that child
+/// has stopped. So when a round does not end, all may go on for a moment, which grows, before the next.
+pub(crate) fn stop_namespace(init: u32, limit: Duration) -> Result<bool, Errno> {
+    const ROUND: Duration = Duration::from_millis(20);
+    let deadline = Instant::now() + limit;
+    let mut round_ends = Instant::now() + ROUND;
+    let mut respite = Duration::from_millis(1);
     loop {
-        let new: Vec<u32> = namespace_members(init)?.into_iter().filter(|pid| !done.contains(pid)).collect();
-        if new.is_empty() {
-            return Ok(());
+        let moving: Vec<u32> = namespace_members(init)?.into_iter().filter(|pid| !has_stopped(*pid)).collect();
+        if moving.is_empty() {
+            return Ok(true);
         }
-        for pid in &new {
-            if let Some(pidfd) = open_pid(*pid)? {
-                signal_opened(pidfd.as_fd(), signal)?;
-            }
+        if Instant::now() >= deadline {
+            return Ok(false);
         }
-        done.extend(new);
+        if Instant::now() >= round_ends {
+            continue_namespace(init)?;
+            std::thread::sleep(respite);
+            respite *= 2;
+            round_ends = Instant::now() + ROUND;
+        }
+        signal_all(&moving, Signal::STOP)?;
+        std::thread::yield_now();
     }
+}
+
+/// Lets every process in the pid namespace of `init` go on.
+pub(crate) fn continue_namespace(init: u32) -> Result<(), Errno> {
+    signal_all(&namespace_members(init)?, Signal::CONT)
+}
+
+fn signal_all(pids: &[u32], signal: Signal) -> Result<(), Errno> {
+    pids.iter().try_for_each(|pid| open_pid(*pid)?.map_or(Ok(()), |pidfd| signal_opened(pidfd.as_fd(), signal)))
+}
+
+/// Whether no thread of a process runs. A process that is gone or a zombie does not.
+fn has_stopped(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.filter_map(Result::ok).all(|thread| {
+        let stat = fs::read(thread.path().join("stat")).unwrap_or_default();
+        let state = stat.iter().rposition(|byte| *byte == b')').and_then(|at| stat.get(at + 2));
+        state.is_none_or(|state| b"TtZX".contains(state))
+    })
 }
 
 /// All processes in the pid namespace of `init`, in our numbers.

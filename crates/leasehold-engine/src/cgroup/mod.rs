@@ -61,7 +61,20 @@ impl Cgroups {
     /// Finds and makes the parent groups. `name` tells the groups of different data directories apart.
     pub(crate) fn open(name: &str) -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let hierarchies = Hierarchies::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        Self::among(Hierarchies::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo")), name)
+    }
+
+    /// Does without version 2, as a machine that has none, and without some controllers of version 1.
+    #[cfg(test)]
+    pub(crate) fn open_legacy(name: &str, controllers: &[&str]) -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let mut hierarchies = Hierarchies::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        hierarchies.unified = None;
+        hierarchies.legacy.retain(|controller, _| controllers.contains(&controller.as_str()));
+        Self::among(hierarchies, name)
+    }
+
+    fn among(hierarchies: Hierarchies, name: &str) -> Self {
         let mut degraded = Vec::new();
         let unified = hierarchies.unified.and_then(|place| match open_unified(&place, name) {
             Ok(opened) => Some(opened),

@@ -104,6 +104,7 @@ const RULES: &[Rule] = &[
     refuse(libc::SYS_acct, "belongs to the machine"),
     refuse(libc::SYS_reboot, "belongs to the machine; inside a pid namespace it would end the guest"),
     refuse(libc::SYS_kexec_load, "belongs to the machine"),
+    refuse(libc::SYS_kexec_file_load, "belongs to the machine"),
     refuse(libc::SYS_init_module, "belongs to the machine"),
     refuse(libc::SYS_finit_module, "belongs to the machine"),
     refuse(libc::SYS_delete_module, "belongs to the machine"),
@@ -157,8 +158,6 @@ const RULES: &[Rule] = &[
         When::NoneOf(0, PERSONALITIES),
         "weakens address randomisation and page protection",
     ),
-    #[cfg(target_arch = "x86_64")]
-    refuse(libc::SYS_kexec_file_load, "belongs to the machine"),
     #[cfg(target_arch = "x86_64")]
     refuse(libc::SYS_iopl, "access to hardware"),
     #[cfg(target_arch = "x86_64")]

@@ -123,7 +123,7 @@ pub(super) fn raise_loopback() -> Result<(), Errno> {
     // SAFETY: `ifreq` is plain data for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (slot, byte) in request.ifr_name.iter_mut().zip(b"lo") {
-        *slot = byte.cast_signed() as libc::c_char;
+        *slot = libc::c_char::from_ne_bytes([*byte]);
     }
     request.ifr_ifru.ifru_flags =
         libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).map_err(|_| Errno::RANGE)?;

@@ -13,12 +13,14 @@ mod process;
 pub use filesystem::{
     EntryInfo, EntryResponse, FileType, ListDirRequest, ListDirResponse, MoveRequest, PathRequest, UploadedFile,
 };
-pub use frame::{EndStream, Flags, FrameDecoder, FrameError, HEADER_BYTES, MAX_FRAME_BYTES, encode_end, encode_message};
+pub use frame::{
+    EndStream, Flags, FrameDecoder, FrameError, HEADER_BYTES, MAX_FRAME_BYTES, encode_end, encode_message,
+};
 pub use json::{Code, RpcError};
 pub use process::{
-    ConnectRequest, DataEvent, EndEvent, Empty, Input, ListResponse, ProcessConfig, ProcessEvent, ProcessInfo, ProcessRequest,
-    Pty, PtySize, SendInputRequest, SendSignalRequest, Selector, Signal, StartEvent, StartRequest, StreamEvent, StreamInputData,
-    StreamInputRequest, StreamInputStart, UpdateRequest,
+    ConnectRequest, DataEvent, Empty, EndEvent, Input, ListResponse, ProcessConfig, ProcessEvent, ProcessInfo,
+    ProcessRequest, Pty, PtySize, Selector, SendInputRequest, SendSignalRequest, Signal, StartEvent, StartRequest,
+    StreamEvent, StreamInputData, StreamInputRequest, StreamInputStart, UpdateRequest,
 };
 
 /// The version of envd whose behaviour the guest follows, as reported in `envdVersion`.

@@ -1,5 +1,7 @@
 //! `leasehold run` and what belongs to it, on a real host.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod support;
 
 use std::io::{BufRead as _, BufReader, Read as _};

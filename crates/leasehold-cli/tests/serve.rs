@@ -1,5 +1,7 @@
 //! `leasehold serve`, `doctor`, and what a data directory may be.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod support;
 
 use std::fs;

@@ -42,7 +42,7 @@ fn program(program: &str, args: &[&str]) -> StartSpec {
         user,
         stdio: Stdio::Pipes { stdin: Stdin::Null },
         tag: None,
-        face: Face::Envd,
+        face: Face::Envd(envd::ProcessConfig::default()),
         sink: None,
         drain: Drain::default(),
         deadline: None,

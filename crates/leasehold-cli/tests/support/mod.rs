@@ -1,5 +1,7 @@
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test program uses its part of what they share")]
 //! A data directory of a test's own, commands on it, and the check that nothing is left of them.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test program uses its part of what they share")]
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -97,7 +97,7 @@ async fn commands_travel_as_they_are_and_errors_keep_code_and_status() {
     assert_eq!((job.output.as_str(), job.offset, job.done), ("hi", 2, false));
     assert_eq!(
         server.seen()[1].text(),
-        r#"{"script":"echo hi","cwd":"/w","env":{"A":"1"},"mode":"pty","timeout":2.0,"output_limit":8192,"idle_flush_seconds":0.5}"#
+        r#"{"script":"echo hi","cwd":"/w","env":{"A":"1"},"timeout":2.0,"output_limit":8192,"idle_flush_seconds":0.5}"#
     );
     let missing = commands.read_output(&job.job_id, 0).await.unwrap_err();
     assert_eq!(

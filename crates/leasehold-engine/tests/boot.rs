@@ -230,3 +230,47 @@ fn a_data_directory_of_another_user_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "nothing was put into it");
 }
+
+/// Not a test of its own: a host process for the next one. It starts a sandbox over and over until it is killed.
+#[test]
+fn helper_that_starts_sandboxes_until_it_is_killed() {
+    let Ok(data) = std::env::var("LEASEHOLD_TEST_VICTIM_DATA") else { return };
+    let engine = Engine::open(EngineConfig::new(data)).unwrap();
+    println!("open");
+    loop {
+        engine.start(&spec("i1", &[])).unwrap();
+        engine.stop("i1", None).unwrap();
+    }
+}
+
+#[test]
+fn whatever_a_killed_host_was_doing_the_next_one_clears_it_away() {
+    use std::io::{BufRead, BufReader};
+    let mut machine = Machine::new();
+    machine.engine = None;
+    for round in 0..20 {
+        let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "helper_that_starts_sandboxes_until_it_is_killed", "--nocapture"])
+            .env("LEASEHOLD_TEST_VICTIM_DATA", &machine.data)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("open")));
+        // Another moment of a cycle of some milliseconds each time.
+        let end = std::time::Instant::now() + std::time::Duration::from_micros(500 * round);
+        while std::time::Instant::now() < end {
+            std::hint::spin_loop();
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        let engine = Engine::open(EngineConfig::new(&machine.data)).unwrap();
+        for id in engine.leftovers().unwrap() {
+            engine.stop(&id, None).unwrap();
+            engine.remove(&id).unwrap();
+        }
+        drop(engine);
+        assert_eq!(support::leftovers(&machine.data), Vec::<String>::new(), "round {round}");
+    }
+    machine.engine = Some(Engine::open(EngineConfig::new(&machine.data)).unwrap());
+}

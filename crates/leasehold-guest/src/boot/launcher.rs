@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::PipeFlags;
-use rustix::process::{Resource, Rlimit};
+use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{Gid, Uid};
 
 use super::failure::{During, Failure};
@@ -39,6 +39,9 @@ pub fn launch() -> ExitCode {
 }
 
 fn run() -> Result<(), Failure> {
+    // A host that is killed takes the launcher along: the next one may already be clearing away what this boot is made of. If it was killed before
+    // this line, the first report finds no reader, and that ends the launcher too.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).during("launch", "cannot tie to the host")?;
     keep_low_descriptors_free()?;
     // Wherever the host was started is no place to stay in.
     rustix::process::chdir("/").during("launch", "cannot go to the root directory")?;

@@ -15,8 +15,12 @@ use crate::workspace::{self, CopiedBack};
 const PIECE_BYTES: usize = 64 << 10;
 const PIECES: usize = 16;
 
-/// Where the archive lies inside while it is packed or unpacked: only root can read it there.
-const ARCHIVE: &str = "/root/.leasehold-workspace.tar";
+/// Where an archive lies inside while it is packed or unpacked: only root can read it there, and commands that share a sandbox
+/// do not meet.
+fn archive_path() -> anyhow::Result<String> {
+    let number = getrandom::u32().context("no random numbers from this machine")?;
+    Ok(format!("/root/leasehold-workspace-{number:08x}.tar"))
+}
 
 /// Fills the sandbox's directory from ours.
 pub(crate) async fn copy_in(sandbox: &Sandbox, from: &Path, to: &str) -> anyhow::Result<()> {
@@ -34,19 +38,31 @@ pub(crate) async fn copy_in(sandbox: &Sandbox, from: &Path, to: &str) -> anyhow:
     let pieces = futures_util::stream::unfold(receiver, async |mut receiver: mpsc::Receiver<io::Result<Bytes>>| {
         receiver.recv().await.map(|piece| (piece, receiver))
     });
-    let sent = sandbox.files().as_user("root").write_stream(ARCHIVE, Box::pin(pieces)).await;
+    let archive = archive_path()?;
+    let sent = sandbox.files().as_user("root").write_stream(&archive, Box::pin(pieces)).await;
     packing.await.context("packing was cut short")??;
     sent?;
     // As `user`, so that everything belongs to it; root only reads the archive.
-    let line = format!("tar -xf {ARCHIVE} --no-same-owner -C {to} && chown -R user:user {to} && rm -f {ARCHIVE}");
+    let line = format!(
+        "tar -xf {archive} --no-same-owner -C {to}; code=$?; rm -f {archive}; chown -R user:user {to} && exit $code"
+    );
     helper(sandbox, &ProcessSpec::new("/bin/sh").arguments(["-c", &line]).user("root")).await
 }
 
 /// Writes what is new or changed in the sandbox's directory into ours.
 pub(crate) async fn copy_back(sandbox: &Sandbox, from: &str, to: &Path) -> anyhow::Result<CopiedBack> {
-    let line = format!("tar -cf {ARCHIVE} -C {from} .");
+    let archive = archive_path()?;
+    let copied = fetch(sandbox, from, &archive, to).await;
+    let removed = sandbox.files().as_user("root").remove(&archive).await;
+    let copied = copied?;
+    removed?;
+    Ok(copied)
+}
+
+async fn fetch(sandbox: &Sandbox, from: &str, archive: &str, to: &Path) -> anyhow::Result<CopiedBack> {
+    let line = format!("tar -cf {archive} -C {from} .");
     helper(sandbox, &ProcessSpec::new("/bin/sh").arguments(["-c", &line]).user("root")).await?;
-    let mut reader = sandbox.files().as_user("root").read(ARCHIVE).await?;
+    let mut reader = sandbox.files().as_user("root").read(archive).await?;
     let (sender, receiver) = mpsc::channel::<Bytes>(PIECES);
     let to = to.to_owned();
     let unpacking =
@@ -57,9 +73,7 @@ pub(crate) async fn copy_back(sandbox: &Sandbox, from: &str, to: &Path) -> anyho
         }
     }
     drop(sender);
-    let copied = unpacking.await.context("unpacking was cut short")??;
-    sandbox.files().as_user("root").remove(ARCHIVE).await?;
-    Ok(copied)
+    unpacking.await.context("unpacking was cut short")?
 }
 
 struct ToChannel {

@@ -161,6 +161,36 @@ fn a_killed_client_leaves_no_sandbox() {
     assert!(ids.is_empty(), "{ids:?}");
 }
 
+#[test]
+fn a_second_ctrl_c_does_not_wait_and_leaves_nothing() {
+    let place = Place::new();
+    let mut child = place.spawn(["run", "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"]);
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    let started = std::time::Instant::now();
+    // The second one counts only once the first has been taken; a few more do no harm.
+    let ended = until(
+        Duration::from_secs(8),
+        || {
+            signal(&child, Signal::INT);
+            rustix::process::waitid(
+                rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&child)),
+                rustix::process::WaitIdOptions::EXITED
+                    | rustix::process::WaitIdOptions::NOHANG
+                    | rustix::process::WaitIdOptions::NOWAIT,
+            )
+            .unwrap()
+            .is_some()
+        },
+        |ended| *ended,
+    );
+    assert!(ended, "still waiting after {:?}", started.elapsed());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let ids = until(Duration::from_secs(10), || place.ids(), Vec::is_empty);
+    assert!(ids.is_empty(), "{ids:?}");
+}
+
 /// The state that `ls` shows of the only sandbox.
 fn state(place: &Place) -> String {
     let listed = place.ok(["ls", "--json"]);

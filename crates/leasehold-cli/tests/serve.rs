@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
-use std::process::{Child, ChildStdout};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use rustix::process::Signal;
 use support::{Place, signal, text};
@@ -49,6 +49,25 @@ fn serve_prints_what_sdks_need_keeps_its_key_and_ends_cleanly() {
         assert!(child.wait().unwrap().success());
     }
     assert_eq!(keys[0], keys[1]);
+}
+
+#[test]
+fn serve_takes_its_settings_from_variables() {
+    let place = Place::new();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+        .arg("serve")
+        .env("LEASEHOLD_DATA_DIR", place.data_dir())
+        .env("LEASEHOLD_LISTEN", "127.0.0.1:0")
+        .env("LEASEHOLD_API_KEY", "e2b_fedcba")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    assert_eq!(exports(&mut output)[0].1, "e2b_fedcba");
+    assert_eq!(place.ok(["run", "--", "echo", "hi"]), "hi\n");
+    signal(&child, Signal::TERM);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
@@ -99,11 +118,11 @@ fn a_data_directory_that_cannot_be_one_is_refused_with_its_name() {
 fn a_data_directory_may_be_deeper_than_a_socket_address_is_long() {
     let place = Place::new();
     let deep = place.beside(&"d/".repeat(60));
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_leasehold"))
+    let output = Command::new(env!("CARGO_BIN_EXE_leasehold"))
         .arg("--data-dir")
         .arg(&deep)
         .args(["run", "--", "echo", "deep"])
-        .stdin(std::process::Stdio::null())
+        .stdin(Stdio::null())
         .output()
         .unwrap();
     assert_eq!(text(&output.stdout), "deep\n", "{}", text(&output.stderr));

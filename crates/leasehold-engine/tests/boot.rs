@@ -54,7 +54,8 @@ fn stop_and_remove_can_be_repeated_and_know_nothing_of_strangers() {
 fn a_paused_sandbox_does_nothing_until_it_is_resumed() {
     let machine = Machine::new();
     machine.start("i1", &[]);
-    machine.sh("i1", User::User, "(i=0; while :; do i=$((i+1)); echo $i > /tmp/count; done) >/dev/null 2>&1 & disown");
+    let count_up = "(i=0; while :; do i=$((i+1)); echo $i > /tmp/count; done) >/dev/null 2>&1 & disown";
+    machine.sh("i1", User::User, &format!("{count_up}; until [ -e /tmp/count ]; do sleep 0.01; done"));
     let count = || fs::read_to_string(machine.data.join("sandboxes/i1/upper/tmp/count")).unwrap();
     for _ in 0..2 {
         machine.engine().pause("i1").unwrap();

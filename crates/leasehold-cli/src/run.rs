@@ -1,10 +1,12 @@
 //! `run` and `exec`: a lease on a sandbox for the length of one command.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use leasehold::{BindingRef, ExecutionBindingBackend as _};
 use leasehold_e2b::{ProcessSpec, Sandbox, SandboxState};
+use serde::Deserialize;
 
 use crate::args::{ExecArgs, ProcessArgs, RunArgs};
 use crate::context::{Context, HOME, WORKSPACE, name_of};
@@ -80,6 +82,13 @@ async fn leased(
     let outcome = async {
         let lease = context.driver.acquire_lease(binding).await?;
         let outcome = in_sandbox(lease.sandbox().handle(), process, workspace).await;
+        let outcome = match outcome {
+            Ok(code) => Ok(code),
+            Err(error) => Err(match why_it_ended(context, binding).await {
+                Some(reason) => error.context(format!("the sandbox ended under the command: {reason}")),
+                None => error,
+            }),
+        };
         match &after {
             // Destroying ends the lease's sandbox; pausing it first would be work for nothing.
             After::Destroy | After::Leave => context.driver.detach(lease),
@@ -103,6 +112,25 @@ async fn leased(
         }
         After::Share(_) | After::Leave => outcome,
     }
+}
+
+/// Why the processes of a sandbox are gone, if they are. The host may learn of it a moment after the command's streams broke.
+async fn why_it_ended(context: &Context, binding: &BindingRef) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Known {
+        reason: Option<String>,
+        memory_lost: Option<String>,
+    }
+    let path = format!("/leasehold/v1/sandboxes/{binding}");
+    for _ in 0..20 {
+        let known: Known = context.api.call(http::Method::GET, &path).await.ok()?;
+        if let Some(reason) = known.reason.or(known.memory_lost) {
+            return Some(reason);
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    None
 }
 
 /// Copies the workspace in, runs the command, copies the workspace back whatever the command's code.

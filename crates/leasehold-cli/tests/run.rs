@@ -213,6 +213,22 @@ fn a_killed_client_leaves_its_kept_sandbox_paused() {
 }
 
 #[test]
+fn a_sandbox_that_dies_under_its_command_is_told_with_the_reason_and_keeps_its_files() {
+    let place = Place::new();
+    let mut child = place.spawn(["run", "--as", "me", "--", "sh", "-c", "echo kept > ~/f; echo up; sleep 1000"]);
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    for pid in place.guests() {
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let complaint = text(&output.stderr);
+    assert!(complaint.contains("the sandbox ended under the command"), "{complaint}");
+    assert_eq!(place.ok(["exec", "me", "--", "sh", "-c", "cat ~/f"]), "kept\n");
+}
+
+#[test]
 fn a_reader_that_leaves_ends_the_command() {
     let place = Place::new();
     let mut child = place.spawn(["run", "--", "yes"]);

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use tempfile::TempDir;
 
 /// A data directory. When the test ends, everything in it is removed by our own commands, and what stays is a failure.
@@ -83,6 +84,18 @@ impl Place {
         if let Ok(lock) = File::open(self.data_dir().join("lock")) {
             lock.lock_shared().unwrap();
         }
+    }
+
+    /// The first processes of this directory's sandboxes, as this machine numbers them.
+    pub fn guests(&self) -> Vec<Pid> {
+        let needle = self.data_dir();
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let guests = processes.filter(|entry| {
+            fs::read(entry.path().join("cmdline")).is_ok_and(|line| line == b"/run/leasehold-guest\0init\0")
+                && fs::read_to_string(entry.path().join("mountinfo"))
+                    .is_ok_and(|mounts| mounts.contains(needle.to_str().unwrap()))
+        });
+        guests.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
     }
 
     fn leftovers(&self) -> Vec<String> {
@@ -166,6 +179,6 @@ pub fn text(bytes: &[u8]) -> String {
 
 /// Sends a signal to a child that we started.
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
-    let pid = rustix::process::Pid::from_child(child);
+    let pid = Pid::from_child(child);
     rustix::process::kill_process(pid, signal).unwrap();
 }

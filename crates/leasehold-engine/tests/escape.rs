@@ -284,7 +284,7 @@ fn ordinary_programs_work() {
         (User::User, "getent hosts i1; getent passwd 1000 | cut -d: -f1", "127.0.1.1       i1\nuser\n"),
         (
             User::User,
-            "python3 -m http.server -b 127.0.0.1 80 >/dev/null 2>&1 & for i in $(seq 100); do (exec 3<>/dev/tcp/127.0.0.1/80) 2>/dev/null && echo up && break; done; kill %1",
+            "python3 -m http.server -b 127.0.0.1 80 >/dev/null 2>&1 & for i in $(seq 500); do (exec 3<>/dev/tcp/127.0.0.1/80) 2>/dev/null && echo up && break; sleep 0.02; done; kill %1",
             "up\n",
         ),
         (User::Root, "touch /root/a /srv/b && chown user:user /srv/b && stat -c %U /srv/b", "user\n"),

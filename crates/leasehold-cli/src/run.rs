@@ -1,7 +1,7 @@
 //! `run` and `exec`: a lease on a sandbox for the length of one command.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use leasehold::{BindingRef, ExecutionBindingBackend as _};
@@ -99,6 +99,14 @@ async fn leased(
     }
     .await;
     match after {
+        // What could not be copied back is there and nowhere else.
+        After::Destroy if workspace.is_some() && outcome.is_err() => {
+            context.keep(binding).await?;
+            crate::complain(&format!(
+                "kept {binding}, whose workspace is at {WORKSPACE}; `leasehold rm {binding}` removes it"
+            ));
+            outcome
+        }
         After::Destroy => {
             let destroyed = context.destroy(binding).await;
             let code = outcome?;
@@ -137,9 +145,10 @@ async fn why_it_ended(context: &Context, binding: &BindingRef) -> Option<String>
 async fn in_sandbox(sandbox: &Sandbox, process: &ProcessArgs, workspace: Option<&Path>) -> anyhow::Result<u8> {
     let Some(dir) = workspace else { return command::run(sandbox, process, HOME, WORKSPACE).await };
     let dir: PathBuf = dir.to_owned();
+    let since = SystemTime::now();
     transfer::copy_in(sandbox, &dir, WORKSPACE).await.context("cannot copy the workspace in")?;
     let outcome = command::run(sandbox, process, HOME, WORKSPACE).await;
-    let copied = transfer::copy_back(sandbox, WORKSPACE, &dir).await;
+    let copied = transfer::copy_back(sandbox, WORKSPACE, &dir, since).await;
     let code = outcome?;
     let copied = copied.context("the command ended, but the workspace could not be copied back")?;
     if copied.refused > 0 {
@@ -147,6 +156,9 @@ async fn in_sandbox(sandbox: &Sandbox, process: &ProcessArgs, workspace: Option<
             "{} entries of the workspace cannot be written here and were left out",
             copied.refused
         ));
+    }
+    if copied.failed > 0 {
+        anyhow::bail!("the command ended, but {} entries of the workspace could not be copied back", copied.failed);
     }
     Ok(code)
 }

@@ -53,8 +53,8 @@ pub(crate) async fn embedded(data_dir: PathBuf) -> anyhow::Result<u8> {
             held: matches!(error, HostError::Held { .. }),
         },
     };
-    print_line(&serde_json::to_string(&announcement)?)?;
-    std::io::stdout().flush()?;
+    // The command that started us may be gone; others may use us already.
+    print_line(&serde_json::to_string(&announcement)?).and_then(|()| std::io::stdout().flush()).ok();
     // Whoever waits for the line reads until the end of file; give it that.
     let null = OpenOptions::new().write(true).open("/dev/null").context("cannot open /dev/null")?;
     dup2_stdout(&null).context("cannot close stdout")?;

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::time::SystemTime;
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -50,23 +51,35 @@ pub(crate) async fn copy_in(sandbox: &Sandbox, from: &Path, to: &str) -> anyhow:
 }
 
 /// Writes what is new or changed in the sandbox's directory into ours.
-pub(crate) async fn copy_back(sandbox: &Sandbox, from: &str, to: &Path) -> anyhow::Result<CopiedBack> {
+pub(crate) async fn copy_back(
+    sandbox: &Sandbox,
+    from: &str,
+    to: &Path,
+    since: SystemTime,
+) -> anyhow::Result<CopiedBack> {
     let archive = archive_path()?;
-    let copied = fetch(sandbox, from, &archive, to).await;
+    let copied = fetch(sandbox, from, &archive, to, since).await;
     let removed = sandbox.files().as_user("root").remove(&archive).await;
     let copied = copied?;
     removed?;
     Ok(copied)
 }
 
-async fn fetch(sandbox: &Sandbox, from: &str, archive: &str, to: &Path) -> anyhow::Result<CopiedBack> {
+async fn fetch(
+    sandbox: &Sandbox,
+    from: &str,
+    archive: &str,
+    to: &Path,
+    since: SystemTime,
+) -> anyhow::Result<CopiedBack> {
     let line = format!("tar -cf {archive} -C {from} .");
     helper(sandbox, &ProcessSpec::new("/bin/sh").arguments(["-c", &line]).user("root")).await?;
     let mut reader = sandbox.files().as_user("root").read(archive).await?;
     let (sender, receiver) = mpsc::channel::<Bytes>(PIECES);
     let to = to.to_owned();
-    let unpacking =
-        tokio::task::spawn_blocking(move || workspace::unpack(&to, FromChannel { receiver, piece: Bytes::new() }));
+    let unpacking = tokio::task::spawn_blocking(move || {
+        workspace::unpack(&to, FromChannel { receiver, piece: Bytes::new() }, since)
+    });
     while let Some(piece) = reader.next().await? {
         if sender.send(piece).await.is_err() {
             break;

@@ -5,10 +5,11 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 /// What a copy back did.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub(crate) struct CopiedBack {
     pub(crate) unchanged: u64,
     /// Entries that cannot or must not be written here: devices, sockets, names that lead out of the directory.
     pub(crate) refused: u64,
+    /// Entries that could not be written although they are ordinary: a file where a directory is, no space.
+    pub(crate) failed: u64,
 }
 
 /// Writes `dir`'s content as a tar archive.
@@ -29,8 +32,9 @@ pub(crate) fn pack(dir: &Path, out: impl Write) -> anyhow::Result<()> {
     archive.into_inner().and_then(|mut out| out.flush()).context("cannot send the workspace")
 }
 
-/// Writes the entries of a tar archive beneath `dir`.
-pub(crate) fn unpack(dir: &Path, archive: impl Read) -> anyhow::Result<CopiedBack> {
+/// Writes the entries of a tar archive beneath `dir`. What was changed at `since` or later is never taken for unchanged: times are
+/// compared in whole seconds, and an edit may fall into the second of the copy.
+pub(crate) fn unpack(dir: &Path, archive: impl Read, since: SystemTime) -> anyhow::Result<CopiedBack> {
     let mut archive = tar::Archive::new(archive);
     archive.set_overwrite(true);
     archive.set_preserve_mtime(true);
@@ -49,7 +53,7 @@ pub(crate) fn unpack(dir: &Path, archive: impl Read) -> anyhow::Result<CopiedBac
         if kind.is_dir() && target.is_dir() {
             continue;
         }
-        if kind.is_file() && is_unchanged(&target, entry.size(), entry.header().mtime()?) {
+        if kind.is_file() && is_unchanged(&target, &entry, since)? {
             done.unchanged += 1;
             continue;
         }
@@ -61,16 +65,24 @@ pub(crate) fn unpack(dir: &Path, archive: impl Read) -> anyhow::Result<CopiedBac
         match entry.unpack_in(dir) {
             Ok(true) => done.written += u64::from(!kind.is_dir()),
             Ok(false) => done.refused += 1,
-            Err(error) => bail!("cannot write {}: {}", target.display(), root_cause(&error)),
+            Err(error) => {
+                crate::complain(&format!("cannot write {}: {}", target.display(), root_cause(&error)));
+                done.failed += 1;
+            }
         }
     }
     Ok(done)
 }
 
-fn is_unchanged(target: &Path, size: u64, mtime: u64) -> bool {
-    let Ok(meta) = fs::symlink_metadata(target) else { return false };
-    let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-    meta.is_file() && meta.len() == size && meta.modified().is_ok_and(|time| seconds(time) == mtime)
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+}
+
+fn is_unchanged(target: &Path, entry: &tar::Entry<'_, impl Read>, since: SystemTime) -> io::Result<bool> {
+    let Ok(meta) = fs::symlink_metadata(target) else { return Ok(false) };
+    let (mtime, mode) = (entry.header().mtime()?, entry.header().mode()?);
+    let same = meta.is_file() && meta.len() == entry.size() && meta.permissions().mode() & 0o777 == mode & 0o777;
+    Ok(same && mtime < seconds(since) && meta.modified().is_ok_and(|time| seconds(time) == mtime))
 }
 
 fn root_cause(error: &io::Error) -> String {
@@ -100,12 +112,12 @@ mod tests {
         fs::write(from.join("a/b/file"), "x").unwrap();
         std::os::unix::fs::symlink("b/file", from.join("a/link")).unwrap();
         let archive = packed(&from);
-        let first = unpack(&to, &archive[..]).unwrap();
-        assert_eq!(first, CopiedBack { written: 2, unchanged: 0, refused: 0 });
+        let first = unpack(&to, &archive[..], SystemTime::now() + Duration::from_secs(2)).unwrap();
+        assert_eq!(first, CopiedBack { written: 2, unchanged: 0, refused: 0, failed: 0 });
         assert_eq!(fs::read_to_string(to.join("a/link")).unwrap(), "x");
         fs::write(to.join("mine"), "stays").unwrap();
-        let again = unpack(&to, &archive[..]).unwrap();
-        assert_eq!(again, CopiedBack { written: 0, unchanged: 2, refused: 0 });
+        let again = unpack(&to, &archive[..], SystemTime::now() + Duration::from_secs(2)).unwrap();
+        assert_eq!(again, CopiedBack { written: 0, unchanged: 2, refused: 0, failed: 0 });
         assert_eq!(fs::read_to_string(to.join("mine")).unwrap(), "stays");
     }
 
@@ -125,7 +137,7 @@ mod tests {
         file.set_mode(0o644);
         builder.append_data(&mut file, "way-out/stolen", &b"x"[..]).unwrap();
         let through_link = builder.into_inner().unwrap();
-        assert!(unpack(&to, &through_link[..]).is_err());
+        assert_eq!(unpack(&to, &through_link[..], SystemTime::now()).unwrap().failed, 1);
 
         let mut file = tar::Header::new_gnu();
         file.set_size(1);
@@ -136,7 +148,7 @@ mod tests {
         let mut builder = tar::Builder::new(Vec::new());
         builder.append(&file, &b"x"[..]).unwrap();
         let climbing = builder.into_inner().unwrap();
-        assert_eq!(unpack(&to, &climbing[..]).unwrap().refused, 1);
+        assert_eq!(unpack(&to, &climbing[..], SystemTime::now()).unwrap().refused, 1);
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     }
 }

@@ -309,6 +309,29 @@ fn a_workspace_directory_goes_in_and_what_changed_comes_back() {
 }
 
 #[test]
+fn a_workspace_edit_of_the_same_size_in_the_same_second_comes_back() {
+    let place = Place::new();
+    let dir = place.beside("project");
+    std::fs::write(dir.join("f"), "OLD").unwrap();
+    place.ok(["run", "--workspace", dir.to_str().unwrap(), "--", "sh", "-c", "printf NEW > f"]);
+    assert_eq!(std::fs::read_to_string(dir.join("f")).unwrap(), "NEW");
+}
+
+#[test]
+fn a_workspace_that_cannot_be_copied_back_whole_is_kept() {
+    let place = Place::new();
+    let dir = place.beside("project");
+    std::fs::write(dir.join("out"), "x").unwrap();
+    let script = "rm out; mkdir out; echo r > out/r; echo important > zz";
+    let output = place.output(["run", "--workspace", dir.to_str().unwrap(), "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(std::fs::read_to_string(dir.join("zz")).unwrap(), "important\n");
+    let id = place.ids().pop().unwrap();
+    assert!(text(&output.stderr).contains(&id), "{}", text(&output.stderr));
+    assert_eq!(place.ok(["exec", &id, "--", "cat", "/workspace/out/r"]), "r\n");
+}
+
+#[test]
 fn keep_leaves_a_paused_sandbox_and_says_which() {
     let place = Place::new();
     let output = place.output(["run", "--keep", "--", "sh", "-c", "echo kept > ~/f"]);

@@ -42,7 +42,8 @@ impl Ending {
 
 /// Runs the command and returns the exit code for our own process.
 pub(crate) async fn run(sandbox: &Sandbox, args: &ProcessArgs, home: &str, workspace: &str) -> anyhow::Result<u8> {
-    let spec = spec(args, home, workspace);
+    let stdin = wants_stdin();
+    let spec = spec(args, home, workspace, stdin);
     let mut report = Report::new(args.json);
     // Asked for before the start, so that no Ctrl-C falls between.
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
@@ -53,7 +54,7 @@ pub(crate) async fn run(sandbox: &Sandbox, args: &ProcessArgs, home: &str, works
     };
     let input = process.input();
     report.start(sandbox.id(), process.pid()).await.ok();
-    let feeder = wants_stdin().then(|| tokio::spawn(feed(input.clone())));
+    let feeder = stdin.then(|| tokio::spawn(feed(input.clone())));
     let ended = tokio::select! {
         ended = pump(&mut process, &mut report) => ended,
         _ = interrupt.recv() => Ok(Err(Ending::Interrupted)),
@@ -75,13 +76,13 @@ pub(crate) async fn run(sandbox: &Sandbox, args: &ProcessArgs, home: &str, works
     }
 }
 
-fn spec(args: &ProcessArgs, home: &str, workspace: &str) -> ProcessSpec {
+fn spec(args: &ProcessArgs, home: &str, workspace: &str, stdin: bool) -> ProcessSpec {
     let (program, arguments) = args.command.split_first().expect("clap demands a command");
     let mut spec = ProcessSpec::new(program.clone())
         .arguments(arguments.iter().cloned())
         .cwd(args.cwd.as_deref().unwrap_or(workspace))
         .user(&args.user)
-        .stdin(wants_stdin());
+        .stdin(stdin);
     if args.user == "user" {
         spec = spec.env("HOME", home);
     }

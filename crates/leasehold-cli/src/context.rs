@@ -9,11 +9,12 @@ use leasehold::{
     AgentId, BindingId, BindingRef, ExecutionBindingBackend as _, ExecutionBindingCreateSpec,
     ExecutionBindingDestroySpec, RuntimeLayout, SnapshotRef, TenantId, WorkspaceFate, WorkspaceId, WorkspaceRef,
 };
-use leasehold_e2b::driver::{Driver, DriverConfig};
+use leasehold_e2b::driver::{Driver, DriverConfig, E2bLease};
 use leasehold_e2b::{Client, ClientOptions, SandboxInfo, SandboxQuery};
 
 use crate::host_api::{HostApi, Session};
 use crate::host_process;
+use crate::name_lock::NameLock;
 
 /// Home and Workspace of the sandboxes that the command line makes.
 pub(crate) const HOME: &str = "/home/user";
@@ -71,7 +72,7 @@ impl Context {
     pub(crate) async fn create(&self, name: Option<&str>, home: Option<&str>) -> anyhow::Result<BindingRef> {
         let name = match name {
             Some(name) => name.to_owned(),
-            None => format!("{UNNAMED}{:08x}", rand_u32()?),
+            None => format!("{UNNAMED}{:08x}", random_number()?),
         };
         let spec = ExecutionBindingCreateSpec::new(
             TenantId::new(TENANT)?,
@@ -125,6 +126,16 @@ impl Context {
         }
     }
 
+    /// Gives a lease on a shared sandbox back: the last one out pauses it.
+    pub(crate) async fn give_back(&self, lease: E2bLease<Client>, lock: &NameLock) -> anyhow::Result<()> {
+        if lock.is_last_out()? {
+            self.driver.release(&lease).await?;
+        } else {
+            self.driver.detach(lease);
+        }
+        Ok(())
+    }
+
     /// Destroys a sandbox; one that is gone already is fine.
     pub(crate) async fn destroy(&self, binding: &BindingRef) -> anyhow::Result<()> {
         let workspace = WorkspaceFate::Destroy(WorkspaceRef::new(binding.as_str())?);
@@ -147,6 +158,7 @@ pub(crate) fn name_of(info: &SandboxInfo) -> Option<&str> {
     name.map(String::as_str)
 }
 
-fn rand_u32() -> anyhow::Result<u32> {
+/// A number that makes a name of ours unique.
+pub(crate) fn random_number() -> anyhow::Result<u32> {
     getrandom::u32().map_err(|error| anyhow::anyhow!("no random numbers from this machine: {error}"))
 }

@@ -1,15 +1,12 @@
 //! `ls`, `rm` and `snapshot`.
 
 use anyhow::Context as _;
-use leasehold::{
-    AgentId, ExecutionBindingBackend as _, HomeSnapshotBackend as _, HomeSnapshotCreateSpec, HomeSnapshotId,
-    SnapshotRef, TenantId,
-};
+use leasehold::{AgentId, HomeSnapshotBackend as _, HomeSnapshotCreateSpec, HomeSnapshotId, SnapshotRef, TenantId};
 use leasehold_e2b::{SandboxInfo, SandboxQuery, SandboxState, SnapshotInfo, SnapshotQuery};
 use serde::Serialize;
 
 use crate::args::{ListArgs, RemoveArgs, SnapshotCommand};
-use crate::context::{Context, name_of};
+use crate::context::{Context, name_of, random_number};
 use crate::name_lock::NameLock;
 use crate::print_line;
 
@@ -89,14 +86,10 @@ async fn create_snapshot(context: &Context, binding: &str) -> anyhow::Result<u8>
     let name = name_of(&info).unwrap_or(found.as_str()).to_owned();
     let lock = NameLock::shared(&context.data_dir, &name).await?;
     let lease = context.driver.acquire_lease(&found).await?;
-    let id = HomeSnapshotId::new(format!("{name}-{:08x}", getrandom::u32().unwrap_or_default()))?;
+    let id = HomeSnapshotId::new(format!("{name}-{:08x}", random_number()?))?;
     let spec = HomeSnapshotCreateSpec::new(TenantId::new("local")?, AgentId::new(&name)?, id);
     let made = context.driver.create_from_runtime(&spec, &lease).await;
-    if lock.is_last_out()? {
-        context.driver.release(&lease).await?;
-    } else {
-        context.driver.detach(lease);
-    }
+    context.give_back(lease, &lock).await?;
     print_line(made?.as_str())?;
     Ok(0)
 }
@@ -107,20 +100,14 @@ async fn list_snapshots(context: &Context, json: bool) -> anyhow::Result<u8> {
         snapshot: &'a str,
         names: &'a [String],
     }
-    let mut query = SnapshotQuery::default();
-    loop {
-        let page = context.client.list_snapshots(&query).await?;
-        for SnapshotInfo { snapshot_id, names, .. } in &page.items {
-            let line = if json {
-                serde_json::to_string(&SnapshotRow { snapshot: snapshot_id, names })?
-            } else {
-                snapshot_id.clone()
-            };
-            print_line(&line)?;
-        }
-        if page.next.is_none() {
-            return Ok(0);
-        }
-        query = query.after(page.next);
+    for SnapshotInfo { snapshot_id, names, .. } in &context.client.list_all_snapshots(&SnapshotQuery::default()).await?
+    {
+        let line = if json {
+            serde_json::to_string(&SnapshotRow { snapshot: snapshot_id, names })?
+        } else {
+            snapshot_id.clone()
+        };
+        print_line(&line)?;
     }
+    Ok(0)
 }

@@ -92,8 +92,8 @@ async fn leased(
         match &after {
             // Destroying ends the lease's sandbox; pausing it first would be work for nothing.
             After::Destroy | After::Leave => context.driver.detach(lease),
-            After::Share(lock) if !lock.is_last_out()? => context.driver.detach(lease),
-            After::Share(_) | After::Keep => context.driver.release(&lease).await?,
+            After::Share(lock) => context.give_back(lease, lock).await?,
+            After::Keep => context.driver.release(&lease).await?,
         }
         outcome
     }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use leasehold_e2b::{ProcessSpec, Sandbox};
 use tokio::sync::mpsc;
 
+use crate::context::random_number;
 use crate::run::helper;
 use crate::workspace::{self, CopiedBack};
 
@@ -19,8 +20,7 @@ const PIECES: usize = 16;
 /// Where an archive lies inside while it is packed or unpacked: only root can read it there, and commands that share a sandbox
 /// do not meet.
 fn archive_path() -> anyhow::Result<String> {
-    let number = getrandom::u32().context("no random numbers from this machine")?;
-    Ok(format!("/root/leasehold-workspace-{number:08x}.tar"))
+    Ok(format!("/root/leasehold-workspace-{:08x}.tar", random_number()?))
 }
 
 /// Fills the sandbox's directory from ours.
